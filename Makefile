@@ -90,10 +90,10 @@ lint: packages # No warning, with and without rdma-core
 unit: test-packages # Tests on this machine
 	@export TEST_PROGRAMS="$(BUILD)"/debug; if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
-	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace -E 'test(/^uring::tests::/) - test(/entries::|table_of_files/)'; \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace -E 'test(/^uring::tests::/) - test(/entries::|registered_file_slot/)'; \
 	else \
 	  set -x; $(CARGO) test --workspace --no-fail-fast; \
-	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace --lib uring::tests:: -- --skip entries:: --skip table_of_files; \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace --lib uring::tests:: -- --skip entries:: --skip registered_file_slot; \
 	fi
 
 doc: packages # The documentation builds, every link leads somewhere
@@ -175,7 +175,7 @@ some-mutants: # Two of them, others for each commit, of the libraries that `unit
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
-	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair no_update_is_lost -- --nocapture
+	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair loses_no_update -- --nocapture
 
 demo: ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_taken_from_the_other_or_the_machine() {
+    fn a_missing_hostnqn_or_hostid_is_derived() {
         let name = format!("{}{ID}", Nqn::UUID_PREFIX);
         assert_eq!(with_files(Some(&name), None).unwrap().1, uuid(ID).unwrap());
         assert_eq!(with_files(None, Some(ID)).unwrap().0.as_str(), name);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_keeps_its_name_and_does_not_tell_its_machine_id() {
+    fn machine_derived_hostid_is_stable_and_hides_the_machine_id() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let (machine_id, firmware) = (path("machine-id"), path("product_uuid"));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_told_with_its_place() {
+    fn invalid_names_are_reported_with_their_source() {
         let error = given(None, Some("me"), None, None).unwrap_err().to_string();
         assert!(error.starts_with("--hostid: \"me\" is no UUID"), "{error}");
         let error = with_files(Some("host name"), None).unwrap_err().to_string();

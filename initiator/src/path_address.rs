@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_a_port_and_a_source_or_neither() {
+    fn port_and_source_of_an_address_are_optional() {
         let of = |text| path(text).map(|p| (p.to.to_string(), p.source.map(|s| s.to_string())));
         let some = |text: &str| Some(text.to_owned());
         assert_eq!(of("192.0.2.1"), Ok(("192.0.2.1:4420".into(), None)));

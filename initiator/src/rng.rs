@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_holds_and_every_number_below_it_comes() {
+    fn bounded_numbers_are_uniform_below_their_limit() {
         let mut random = Random::new(1);
         let mut seen = [0u32; 10];
         for _ in 0..10_000 {

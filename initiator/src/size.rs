@@ -51,7 +51,7 @@ mod tests {
     use crate::size::*;
 
     #[test]
-    fn sizes_as_fio_takes_them() {
+    fn sizes_are_parsed_as_in_fio() {
         for (text, bytes) in [
             ("512", 512),
             ("4k", 4096),
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn times_in_seconds_or_with_a_unit() {
+    fn times_are_parsed_in_seconds_or_with_a_unit() {
         for (text, ms) in [("10", 10_000), ("0.5", 500), ("500ms", 500), ("5m", 300_000)] {
             assert_eq!(seconds(text), Ok(Duration::from_millis(ms)), "{text}");
         }

@@ -22,7 +22,7 @@ mod tests {
     use crate::source_addresses::*;
 
     #[test]
-    fn hosts_have_addresses_in_a_row() {
+    fn hosts_get_consecutive_source_addresses() {
         let behind = |address: &str, n| {
             following(Some(address.parse().expect("an address")), n)
                 .map(|it| it.expect("an address").to_string())

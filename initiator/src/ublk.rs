@@ -354,7 +354,7 @@ mod tests {
 
     /// Printed by a C program with `linux/ublk_cmd.h` of 6.12 on x86-64.
     #[test]
-    fn numbers_are_those_of_the_header() {
+    fn constants_match_the_kernel_header() {
         assert_eq!(control::GET_DEV_INFO, 0x8020_7502);
         assert_eq!(control::ADD_DEV, 0xc020_7504);
         assert_eq!(control::SET_PARAMS, 0xc020_7508);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_read_as_it_was_written() {
+    fn device_info_and_size_round_trip() {
         let info = DeviceInfo {
             queues: 4,
             entries: 128,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_the_kernel_are_those_of_the_export() {
+    fn kernel_requests_map_to_export_commands() {
         let write = command(1 | 1 << 13 | 1 << 11, 8, 16).unwrap();
         let expected = Command {
             kind: Kind::Write,

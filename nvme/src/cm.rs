@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn short_private_data_is_answered_with_its_code() {
+    fn short_private_data_is_rejected_as_invalid_length() {
         assert_eq!(Request::from_private_data(&[0; 31]), Err(RejectStatus::INVALID_LENGTH));
         assert!(Request::from_private_data(&[0; 56]).is_ok());
         assert_eq!(Reject::from_private_data(&[0; 3]), None);
@@ -105,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_read_back(recfmt: u16, a: u16, b: u16, c: u16, cntlid: u16) {
+        fn connection_messages_round_trip(recfmt: u16, a: u16, b: u16, c: u16, cntlid: u16) {
             let request = Request { recfmt, qid: a, hrqsize: b, hsqsize_z: c, cntlid };
             prop_assert_eq!(Request::parse(&request.emit()), request);
             let accept = Accept { recfmt, crqsize: a };
@@ -115,7 +115,7 @@ mod tests {
         }
 
         #[test]
-        fn any_private_data_is_answered(data: Vec<u8>) {
+        fn arbitrary_private_data_is_accepted_by_length_and_format(data: Vec<u8>) {
             prop_assert_eq!(Request::from_private_data(&data).is_ok(), data.len() >= 32);
             let is_reject = data.len() >= 4 && data.starts_with(&[0, 0]);
             prop_assert_eq!(Reject::from_private_data(&data).is_some(), is_reject);

@@ -89,7 +89,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_command_says_where_to_and_how_many_ranges_of_which_format() {
+    fn copy_command_encodes_destination_ranges_and_format() {
         let flags = CopyFlags(0).with_nr_z(2).with_format(1).with_fua(true);
         let copy = Copy { sdlba: 0x1_0000_0002, flags };
         let sqe = copy.emit(7, Sgl::NONE);
@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_some_ranges(data in prop::collection::vec(any::<u8>(), 0..200), size: u32) {
+        fn arbitrary_bytes_parse_to_a_bounded_number_of_ranges(data in prop::collection::vec(any::<u8>(), 0..200), size: u32) {
             prop_assert!(CopyRange::parse_all(&data, size).count() <= data.len() / 32);
         }
     }

@@ -43,7 +43,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_completion_reads_back(bytes: [u8; 16]) {
+        fn every_completion_round_trips(bytes: [u8; 16]) {
             let mut expected = bytes;
             expected[14] &= 0xFE; // The phase tag is reserved on a fabric.
             prop_assert_eq!(Cqe::parse(&bytes).emit(), expected);

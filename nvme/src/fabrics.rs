@@ -324,7 +324,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn invalid_parameters_as_the_results_of_connect() {
+    fn invalid_connect_parameters_encode_offset_and_location() {
         assert_eq!(InvalidParameter::SQSIZE.dw0(), 0x2C);
         assert_eq!(InvalidParameter::QID.dw0(), 42);
         assert_eq!(InvalidParameter::HOSTID.dw0(), 0x10000);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn property_commands_ask_for_the_property_s_own_size() {
+    fn property_command_size_must_match_the_property() {
         assert_eq!(PropertyGet::new(Property::CAP).size_bytes(), Some(8));
         assert_eq!(PropertyGet::new(Property::VS).size_bytes(), Some(4));
         assert_eq!(PropertySet::new(Property::CC, 0).size_bytes(), Some(4));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_of_connect_data_has_its_own_answer() {
+    fn nqns_of_connect_data_are_validated_separately() {
         let host = Nqn::new("nqn.host").expect("valid");
         let mut data = ConnectData::new([7; 16], CNTLID_DYNAMIC, &Nqn::DISCOVERY, &host);
         assert_eq!((data.subnqn(), data.hostnqn()), (Ok(Nqn::DISCOVERY), Ok(host)));
@@ -354,14 +354,14 @@ mod tests {
     }
 
     #[test]
-    fn connect_result_bits() {
+    fn connect_result_encodes_cntlid_and_auth_bits() {
         assert_eq!(ConnectResult(0).with_cntlid(0x1234).with_atr(true).0, 0x2_1234);
         assert_eq!(ConnectResult(0).with_ascr(true).0, 0x4_0000);
     }
 
     proptest! {
         #[test]
-        fn commands_read_back(a: u16, b: u16, c: u16, d: u8, e: u32, value: u64) {
+        fn fabrics_commands_round_trip(a: u16, b: u16, c: u16, d: u8, e: u32, value: u64) {
             let connect = Connect {
                 recfmt: a, qid: b, sqsize_z: c, cattr: ConnectAttributes(d), kato_ms: e,
             };
@@ -382,7 +382,7 @@ mod tests {
         }
 
         #[test]
-        fn any_connect_data_is_answered(
+        fn arbitrary_connect_data_round_trips(
             mut bytes in prop::array::uniform32(any::<[u8; 32]>()), cut in 0usize..256
         ) {
             bytes[8 + cut / 32][cut % 32] = 0;

@@ -425,7 +425,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn layouts_place_their_fields() {
+    fn feature_values_encode_their_fields() {
         let asked = NumberOfQueues(0).with_submission_z(3).with_completion_z(4);
         assert_eq!(asked.0, 0x0004_0003);
         let events = AsyncEventConfig(0)
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_spelled_type_information_log() {
+    fn async_events_encode_type_information_and_log_page() {
         let new = AsyncEvent::new;
         let notice = AsyncEventType::NOTICE;
         assert_eq!(new(notice, 0, LogId::CHANGED_NAMESPACES).0, 0x0004_0002);
@@ -484,7 +484,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commands_read_back(fid: u8, sel in 0u8..8, nsid: u32, cdw11: u32, save: bool) {
+        fn feature_commands_round_trip(fid: u8, sel in 0u8..8, nsid: u32, cdw11: u32, save: bool) {
             let fid = FeatureId(fid);
             let get = GetFeatures { fid, sel: Select(sel), nsid, cdw11 };
             prop_assert_eq!(GetFeatures::parse(&get.emit(Sgl::NONE)), get);
@@ -493,7 +493,7 @@ mod tests {
         }
 
         #[test]
-        fn data_reads_back(timestamp: [u8; 6], attributes: u8, a: u8, b: u8, c: u8) {
+        fn feature_data_round_trips(timestamp: [u8; 6], attributes: u8, a: u8, b: u8, c: u8) {
             let stamp = Timestamp { timestamp, attributes };
             prop_assert_eq!(Timestamp::parse(&stamp.emit()), stamp);
             let behavior = HostBehavior { acre: a, etdas: b, lbafee: c };

@@ -439,7 +439,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn table_places_fields_little_endian_and_zeroes_the_rest() {
+    fn fields_are_emitted_little_endian_and_reserved_bytes_zero() {
         let request = Request { recfmt: 1, qid: 0x0203, cntlid: 0x0405, ..Request::default() };
         let mut expected = [0; 32];
         expected[..10].copy_from_slice(&[1, 0, 3, 2, 0, 0, 0, 0, 5, 4]);
@@ -466,14 +466,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bit_ranges_read_back(raw: u8, on: bool, level in 0u8..4) {
+        fn bit_ranges_round_trip(raw: u8, on: bool, level in 0u8..4) {
             let treq = Treq(raw).with_sq_flow_control_disable(on).with_secure_channel(level);
             prop_assert_eq!((treq.sq_flow_control_disable(), treq.secure_channel()), (on, level));
             prop_assert_eq!(treq.0 & 0xF8, raw & 0xF8);
         }
 
         #[test]
-        fn text_reads_back(text in "[!-~]{0,20}") {
+        fn text_fields_round_trip(text in "[!-~]{0,20}") {
             let field = Text::<20>::lossy(&text);
             prop_assert_eq!(field.trimmed(), text.as_bytes());
         }

@@ -141,7 +141,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn fields_are_where_the_documents_have_them() {
+    fn namespace_management_layouts_match_the_specification() {
         let create = NamespaceManagement { csi: Csi(2), ..NamespaceManagement::default() };
         let sqe = create.emit(Sgl::NONE);
         assert_eq!((sqe.opcode, sqe.cdw10, sqe.cdw11), (0x0D, 0, 2 << 24));
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn namespace_management_commands_and_data_round_trip(
             sel in 0u8..16, nsid: u32, csi: u8, nsze: u64, ncap: u64, flbas: u8, nmic: u8,
         ) {
             let sqe = NamespaceManagement { sel: ManagementSelect(sel), nsid, csi: Csi(csi) };

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_are_told_apart() {
+    fn nqn_forms_are_distinguished() {
         let form = |name| Nqn::new(name).expect("valid").form();
         assert_eq!(Nqn::DISCOVERY.form(), NqnForm::Discovery);
         assert_eq!(form("nqn.2014-08.org.nvmexpress.discovery"), NqnForm::Discovery);
@@ -354,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn valid_names_read_back(name in "nqn\\.[!-~]{1,219}") {
+        fn valid_nqns_round_trip(name in "nqn\\.[!-~]{1,219}") {
             let nqn: Nqn = name.parse().expect("valid");
             prop_assert_eq!(nqn.to_string(), name);
             prop_assert_eq!(Nqn::parse_field(&nqn.emit()), Ok(nqn));
@@ -362,7 +362,7 @@ mod tests {
         }
 
         #[test]
-        fn any_field_is_answered(mut field: [u8; 256], len in 0usize..256, printable: bool) {
+        fn arbitrary_nqn_fields_are_valid_or_rejected(mut field: [u8; 256], len in 0usize..256, printable: bool) {
             if printable {
                 field.iter_mut().for_each(|byte| *byte = b'!' + *byte % 94);
                 field[..4].copy_from_slice(b"nqn.");

@@ -241,7 +241,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn configuration_as_linux_writes_it() {
+    fn controller_configuration_encodes_like_linux() {
         let cc =
             Cc(0).with_iosqes(Cc::SQE_64_BYTES).with_iocqes(Cc::CQE_16_BYTES).with_css(Cc::CSS_ALL);
         assert_eq!(cc.0, 0x0046_0060);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_as_nvmet_answers_them() {
+    fn controller_capabilities_encode_like_nvmet() {
         let cap = Cap(0x0000_0820_0F00_007F);
         assert_eq!((cap.mqes_z(), cap.cqr(), cap.to_500ms()), (127, false, 15));
         assert_eq!(cap.css(), Cap::CSS_NVM | Cap::CSS_MULTIPLE);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn status_and_version_bits() {
+    fn status_version_and_ready_timeouts_encode_their_bits() {
         assert_eq!(Csts(0).with_shst(ShutdownStatus::Complete).0, 0x8);
         assert_eq!(Csts(0).with_rdy(true).with_cfs(true).0, 0x3);
         assert_eq!(Vs::V1_4.to_string(), "1.4");
@@ -280,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shutdown_bits_read_back(raw: u32, bits in 0u64..4) {
+        fn shutdown_bits_round_trip(raw: u32, bits in 0u64..4) {
             let shn = <Shutdown as crate::Bits>::from_bits(bits);
             prop_assert_eq!(u64::from(Cc(raw).with_shn(shn).0 >> 14 & 3), bits);
             let shst = <ShutdownStatus as crate::Bits>::from_bits(bits);

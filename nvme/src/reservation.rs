@@ -349,7 +349,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn dword_10_is_as_hosts_spell_it() {
+    fn reservation_commands_encode_as_linux_sends_them() {
         // As sent by Linux: register with persistence, replace regardless of the old key, preempt
         // and abort with type 4, clear.
         let register = Register(0).with_persistence(ChangePersistence::SET);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn structures_lie_as_the_documents_have_them() {
+    fn reservation_structure_layouts_match_the_specification() {
         let keys = RegisterKeys { current: 0x0102, new: 0x0304_0000_0000_0000 };
         assert_eq!(keys.emit(), [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 3]);
         let keys = AcquireKeys { current: 1, preempt: 2 };
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn types_say_whom_they_admit() {
+    fn reservation_types_define_access_and_holders() {
         use ReservationType as T;
         let known = (0..=u8::MAX).filter(|&code| T(code).is_known());
         assert!(known.eq(T::ALL.map(|rtype| rtype.0)));
@@ -442,7 +442,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commands_read_back(cdw10: u32, cdw11: u32, nsid: u32) {
+        fn reservation_commands_round_trip(cdw10: u32, cdw11: u32, nsid: u32) {
             let sqe = Register(cdw10).emit(nsid, Sgl::NONE);
             prop_assert_eq!(Register::parse(&sqe), Register(cdw10));
             prop_assert_eq!(Acquire::parse(&Acquire(cdw10).emit(nsid, Sgl::NONE)), Acquire(cdw10));
@@ -452,7 +452,7 @@ mod tests {
         }
 
         #[test]
-        fn structures_read_back(bytes: [u8; 64]) {
+        fn reservation_structures_round_trip(bytes: [u8; 64]) {
             let page = NotificationPage::parse(&bytes);
             prop_assert_eq!(NotificationPage::parse(&page.emit()), page);
             let entry = ExtendedRegistrant::parse(&bytes);

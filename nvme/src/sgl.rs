@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn no_data_is_all_zero_but_for_the_type() {
+    fn empty_sgl_is_zero_except_for_the_type() {
         let mut expected = [0; 16];
         expected[15] = 0x40;
         assert_eq!(Sgl::NONE.emit(), expected);
@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_last_segment_reads_back_and_nothing_else_is_one(offset: u64, len: u32, id: u8) {
+        fn last_segment_round_trips_and_other_types_are_refused(offset: u64, len: u32, id: u8) {
             let segment = LastSegment { offset, len };
             let mut bytes = segment.emit();
             prop_assert_eq!(bytes[15], 0x31);
@@ -257,19 +257,19 @@ mod tests {
         }
 
         #[test]
-        fn keyed_reads_back(addr: u64, len in 0u32..1 << 24, key: u32, invalidate: bool) {
+        fn keyed_sgl_round_trips(addr: u64, len in 0u32..1 << 24, key: u32, invalidate: bool) {
             let sgl = Sgl::keyed(addr, len, key, invalidate).expect("24 bits");
             prop_assert_eq!(Sgl::parse(&sgl.emit()), Ok(sgl));
         }
 
         #[test]
-        fn in_capsule_reads_back(offset: u64, len: u32) {
+        fn in_capsule_sgl_round_trips(offset: u64, len: u32) {
             let sgl = Sgl::in_capsule(offset, len);
             prop_assert_eq!(Sgl::parse(&sgl.emit()), Ok(sgl));
         }
 
         #[test]
-        fn what_parses_comes_out_the_same(mut bytes: [u8; 16], pick in 0usize..4) {
+        fn every_valid_sgl_round_trips(mut bytes: [u8; 16], pick in 0usize..4) {
             bytes[15] = [bytes[15], 0x40, 0x4F, 0x01][pick];
             let key = Sgl::parse(&bytes).ok().and_then(Sgl::invalidate_key);
             prop_assert_eq!(Sgl::invalidate_key_of(&bytes), key);

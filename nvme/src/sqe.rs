@@ -357,7 +357,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn builders_fill_what_the_readers_read() {
+    fn command_builders_and_accessors_agree() {
         let write = Sqe::io(IoOpcode::WRITE, 7)
             .with_cid(0x1234)
             .with_fua(true)
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_read_to_the_last_whole_one() {
+    fn incomplete_dataset_management_ranges_are_ignored() {
         let mut data = [0; 40];
         data[4] = 8;
         data[16 + 8] = 9;
@@ -401,12 +401,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_command_comes_out_as_it_was(bytes: [u8; 64]) {
+        fn every_command_round_trips(bytes: [u8; 64]) {
             prop_assert_eq!(Sqe::parse(&bytes).emit(), bytes);
         }
 
         #[test]
-        fn every_range_comes_out_as_it_was(bytes: [u8; 16]) {
+        fn every_dataset_management_range_round_trips(bytes: [u8; 16]) {
             prop_assert_eq!(DsmRange::parse(&bytes).emit(), bytes);
         }
 

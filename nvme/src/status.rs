@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_compared_without_their_advice() {
+    fn status_codes_compare_without_dnr_and_more() {
         let status = Status::INVALID_FIELD.with_dnr();
         assert!(status.is(Status::INVALID_FIELD));
         assert_ne!(status, Status::INVALID_FIELD);
@@ -388,7 +388,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_field_value_reads_back(field: u16) {
+        fn every_status_field_round_trips(field: u16) {
             let status = Status::from_field(field);
             prop_assert_eq!(status.field(), field & !1);
             prop_assert_eq!(status.code(), u16::from(status.sct()) << 8 | u16::from(status.sc()));

@@ -99,7 +99,7 @@ fn every_captured_command_is_rebuilt_to_the_byte() {
 }
 
 #[test]
-fn connect_commands_say_queue_depth_and_keep_alive() {
+fn captured_connects_carry_queue_depth_and_keep_alive() {
     let discovery = command("linux-6.12-session", "4");
     assert_eq!(discovery.fabrics_type(), FabricsType::CONNECT);
     let mut expected =
@@ -136,7 +136,7 @@ fn property_commands_walk_through_enabling_and_shutdown() {
 }
 
 #[test]
-fn admin_commands_carry_what_the_host_asks() {
+fn captured_admin_commands_parse_to_their_parameters() {
     let of = |frame| command("linux-6.12-session", frame);
     assert_eq!(Identify::parse(&of("34")), Identify::new(Cns::CONTROLLER, 0));
     assert_eq!(Identify::parse(&of("174")), Identify::new(Cns::ACTIVE_NAMESPACES, 0));
@@ -192,7 +192,7 @@ fn every_captured_completion_is_rebuilt_to_the_byte() {
 }
 
 #[test]
-fn completions_say_what_happened() {
+fn captured_completions_parse_to_status_and_result() {
     let of = |frame| completion("linux-6.12-session", frame);
     let cap = Cap(of("12").result);
     assert_eq!((cap.mqes_z(), cap.to_500ms(), cap.mpsmin()), (127, 15, 0));

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 type Page = [u8; PAGE_BYTES];
 
 #[test]
-fn identify_controller_of_linux_6_12() {
+fn identify_controller_of_linux_6_12_round_trips() {
     let page: Page = bytes(include_str!("vectors/identify-controller.hex"));
     let id = IdentifyController::parse(&page);
     let mut again = [0xAA; PAGE_BYTES];
@@ -48,7 +48,7 @@ fn identify_controller_of_linux_6_12() {
 }
 
 #[test]
-fn identify_controller_of_linux_6_1() {
+fn identify_controller_of_linux_6_1_round_trips() {
     let page: Page = bytes(include_str!("vectors/identify-controller-6.1.hex"));
     let id = IdentifyController::parse(&page);
     let mut again = [0xAA; PAGE_BYTES];
@@ -58,7 +58,7 @@ fn identify_controller_of_linux_6_1() {
 }
 
 #[test]
-fn identify_controller_of_a_discovery_controller() {
+fn identify_discovery_controller_of_linux_round_trips() {
     let page: Page = bytes(include_str!("vectors/identify-controller-discovery.hex"));
     let id = IdentifyController::parse(&page);
     let mut again = [0xAA; PAGE_BYTES];
@@ -71,7 +71,7 @@ fn identify_controller_of_a_discovery_controller() {
 }
 
 #[test]
-fn identify_namespace_of_linux() {
+fn identify_namespace_of_linux_round_trips() {
     let page: Page = bytes(include_str!("vectors/identify-namespace.hex"));
     let id = IdentifyNamespace::parse(&page);
     let mut again = [0xAA; PAGE_BYTES];
@@ -95,7 +95,7 @@ fn block_size_follows_the_format_in_use() {
 }
 
 #[test]
-fn namespace_descriptors_of_linux() {
+fn namespace_descriptors_of_linux_round_trip() {
     let page: Page = bytes(include_str!("vectors/namespace-descriptors.hex"));
     let ids = NamespaceIds::parse(&page);
     let mut again = [0xAA; PAGE_BYTES];
@@ -106,7 +106,7 @@ fn namespace_descriptors_of_linux() {
 }
 
 #[test]
-fn descriptors_that_make_no_sense_are_skipped() {
+fn malformed_namespace_descriptors_are_skipped() {
     let mut page = [0; PAGE_BYTES];
     // A UUID that is too short, an unknown type, then a good EUI-64 and the end.
     page[..22].copy_from_slice(&[
@@ -140,7 +140,7 @@ fn descriptors_that_make_no_sense_are_skipped() {
 }
 
 #[test]
-fn lists_of_namespaces_of_linux() {
+fn namespace_lists_of_linux_round_trip() {
     let some: Page = bytes(include_str!("vectors/active-namespaces.hex"));
     assert!(namespaces(&some).eq([1]));
     let mut again = [0xAA; PAGE_BYTES];
@@ -178,7 +178,7 @@ fn lists_end_where_the_page_does() {
 }
 
 #[test]
-fn limits_that_linux_leaves_open() {
+fn nvm_command_set_limits_are_encoded_and_zero_on_linux() {
     let page: Page = bytes(include_str!("vectors/identify-controller-nvm.hex"));
     assert_eq!(IdentifyControllerNvm::parse(&page), IdentifyControllerNvm::default());
     let limits = IdentifyControllerNvm { vsl: 1, wzsl: 2, wusl: 3, dmrl: 4, dmrsl: 5, dmsl: 6 };
@@ -189,7 +189,7 @@ fn limits_that_linux_leaves_open() {
 }
 
 #[test]
-fn a_namespace_that_is_ready_says_so_in_byte_14() {
+fn namespace_ready_is_reported_in_byte_14() {
     let ready = IdentifyNamespaceIndependent { nstat: 1, ..Default::default() };
     let mut page = [0xAA; PAGE_BYTES];
     ready.emit(&mut page);
@@ -197,7 +197,7 @@ fn a_namespace_that_is_ready_says_so_in_byte_14() {
 }
 
 #[test]
-fn effects_log_of_linux() {
+fn effects_log_of_linux_round_trips() {
     let page: Page = bytes(include_str!("vectors/effects-log.hex"));
     let log = Effects::parse(&page);
     let mut again = [0xAA; PAGE_BYTES];
@@ -212,7 +212,7 @@ fn effects_log_of_linux() {
 }
 
 #[test]
-fn smart_log_of_linux() {
+fn smart_log_of_linux_round_trips() {
     let page: [u8; 512] = bytes(include_str!("vectors/smart-log.hex"));
     let log = Smart::parse(&page);
     assert_eq!(log.emit(), page);
@@ -222,7 +222,7 @@ fn smart_log_of_linux() {
 }
 
 #[test]
-fn ana_log_of_linux() {
+fn ana_log_of_linux_round_trips() {
     let page: [u8; 52] = bytes(include_str!("vectors/ana-log.hex"));
     let (header, rest) = page.split_first_chunk().expect("16 bytes");
     let (group, nsids) = rest.split_first_chunk().expect("32 bytes");
@@ -235,7 +235,7 @@ fn ana_log_of_linux() {
 }
 
 #[test]
-fn discovery_log_of_linux() {
+fn discovery_log_of_linux_round_trips() {
     let page: [u8; 3072] = bytes(include_str!("vectors/discovery-log.hex"));
     let [header, this, other] = page.as_chunks().0 else { panic!("three times 1024 bytes") };
     let expected = DiscoveryHeader { genctr: 2, numrec: 2, recfmt: 0 };
@@ -335,7 +335,7 @@ any_bytes! {
 
 proptest! {
     #[test]
-    fn any_page_ends_as_a_list(seed: u64) {
+    fn lists_in_arbitrary_pages_are_bounded(seed: u64) {
         let page = noise(seed);
         let _: NamespaceIds = NamespaceIds::parse(&page);
         prop_assert!(namespaces(&page).count() <= 1024);
@@ -345,7 +345,7 @@ proptest! {
     }
 
     #[test]
-    fn descriptors_read_back(
+    fn namespace_descriptors_round_trip(
         eui64: Option<[u8; 8]>, nguid: Option<[u8; 16]>, uuid: Option<[u8; 16]>, csi: Option<u8>,
     ) {
         let ids = NamespaceIds { eui64, nguid, uuid, csi: csi.map(Csi) };
@@ -355,7 +355,7 @@ proptest! {
     }
 
     #[test]
-    fn lists_read_back(
+    fn namespace_and_controller_lists_round_trip(
         ids in prop::collection::btree_set(1u32.., 0..1100), after: u32, first: u16
     ) {
         let mut page = [0xAA; PAGE_BYTES];
@@ -374,7 +374,7 @@ proptest! {
     }
 
     #[test]
-    fn get_log_page_reads_back(
+    fn get_log_page_round_trips(
         lid: u8, nsid: u32, lsp in 0u8..128, rae: bool, lsi: u16, numd_z: u32, lpo: u64,
         offset_is_index: bool, csi: u8, uuid_index in 0u8..128,
     ) {
@@ -388,7 +388,7 @@ proptest! {
     }
 
     #[test]
-    fn identify_reads_back(
+    fn identify_round_trips(
         cns: u8, nsid: u32, cntid: u16, cnssid: u16, csi: u8, uuid_index in 0u8..128,
     ) {
         let (cns, csi) = (Cns(cns), Csi(csi));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn it_spins_for_its_budget_until_that_is_vain() {
+    fn poller_spins_for_its_budget_until_spins_fail_repeatedly() {
         let mut now = Instant::now();
         let mut spinner = AdaptivePoller::new(Budget::of(STEP * 5), now);
         for _ in 0..PATIENCE {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_comes_in_time_makes_it_hopeful_again() {
+    fn work_arriving_in_time_resumes_spinning() {
         let mut now = Instant::now();
         let mut spinner = AdaptivePoller::new(Budget::of(STEP * 5), now);
         for _ in 0..PATIENCE * 2 {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_budget_it_sleeps_at_once_and_a_timeout_is_no_work() {
+    fn poller_sleeps_without_a_budget_and_after_a_timeout() {
         let mut now = Instant::now();
         let mut spinner = AdaptivePoller::new(Budget::default(), now);
         spinner.worked(now);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_longer_for_answers_until_they_take_too_long() {
+    fn poller_spins_longer_for_pending_responses_unless_slow() {
         let mut now = Instant::now();
         let budget = Budget { any: STEP * 2, awaited: STEP * 6 };
         let mut spinner = AdaptivePoller::new(budget, now);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_for_all_is_the_same_for_answers() {
+    fn a_common_budget_applies_to_pending_responses() {
         let mut now = Instant::now();
         let mut spinner = AdaptivePoller::new(Budget::of(STEP * 3), now);
         spinner.worked(now);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_link_local_is_in_the_zone_of_its_peer() {
+    fn link_local_addresses_inherit_the_zone_of_the_peer() {
         let peer = "[fe80::2%7]:4420".parse().unwrap();
         let beside = |text: &str| ZonedIp::beside(text.parse().unwrap(), peer).scope_id;
         assert_eq!(["fe80::1", "2001:db8::1", "192.0.2.1"].map(beside), [7, 0, 0]);

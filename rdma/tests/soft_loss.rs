@@ -49,17 +49,17 @@ fn keeps(selective: bool, demands: &[(Faults, u32)]) {
 }
 
 #[test]
-fn our_kind_is_hardly_slower() {
+fn nvmfd_peers_retain_throughput_on_a_faulty_network() {
     keeps(true, &[(LOSS_1, 75), (LOSS_5, 40), (TWICE_5, 80), (LATE_5, 80), (ALL_1, 75)]);
 }
 
 #[test]
-fn others_go_back() {
+fn other_peers_retain_minimum_throughput_on_a_faulty_network() {
     keeps(false, &[(LOSS_1, 45), (LOSS_5, 12), (TWICE_5, 80), (LATE_5, 35), (ALL_1, 40)]);
 }
 
 #[test]
-fn our_kind_sends_again_only_what_is_missing() {
+fn nvmfd_peers_retransmit_only_missing_packets() {
     for kind in [Kind::Read, Kind::Write] {
         let mut pair = Pair::new(3, job(kind), Pair::config(4096));
         pair.exchange(LOSS_5, 500);
@@ -82,7 +82,7 @@ fn troubles(end: &Soft) -> Vec<(IpAddr, &'static str, u64)> {
 }
 
 #[test]
-fn what_is_lost_is_counted_by_address_and_nothing_else_is() {
+fn only_losses_are_counted_as_link_errors_per_address() {
     for selective in [true, false] {
         let config = Config { selective, ..Pair::config(4096) };
         let mut pair = Pair::new(5, job(Kind::Write), config);
@@ -116,7 +116,7 @@ fn what_is_lost_is_counted_by_address_and_nothing_else_is() {
 }
 
 #[test]
-fn a_device_that_renumbers_the_segments_of_trains_is_found_out_and_sent_single_packets() {
+fn gso_is_disabled_for_devices_that_renumber_segments() {
     for kind in [Kind::Read, Kind::Write] {
         for mtu in [1024, 4096] {
             // (Our own kind does not see what a device has done.)
@@ -159,7 +159,7 @@ fn through_a_short_queue(kind: Kind, selective: bool, marking: u32) -> (u64, u64
 }
 
 #[test]
-fn a_switch_that_marks_need_not_drop() {
+fn ecn_marking_reduces_drops_of_a_congested_switch() {
     // Data of a host's read are the target's requests. (Those of a write are the host's answers,
     // which go at the rate that the target asks for them.)
     let (dropped, untold) = through_a_short_queue(Kind::Read, true, u32::MAX);
@@ -169,7 +169,7 @@ fn a_switch_that_marks_need_not_drop() {
 }
 
 #[test]
-fn packets_to_a_peer_that_heeds_no_marks_are_never_marked() {
+fn packets_to_peers_without_ecn_are_never_marked() {
     assert_eq!(through_a_short_queue(Kind::Read, false, 0).1, 0);
 }
 

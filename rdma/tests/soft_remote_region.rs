@@ -317,7 +317,7 @@ const LENGTHS: [u32; 10] = [0, 1, 8, 255, 256, 264, 2048, 2049, 1 << 31, u32::MA
 const FITTING: [u32; 3] = [8, 256, 264];
 
 #[test]
-fn nothing_opens_a_target() {
+fn no_key_or_address_grants_access_to_a_target() {
     for rights in [Rights::NONE, Rights::ALL] {
         let mut target = Prey::new(false, rights);
         let base = target.pool.region().addr() as u64;
@@ -340,7 +340,7 @@ fn is_atomic(way: Way) -> bool {
 }
 
 #[test]
-fn keys_beside_live_ones_open_nothing() {
+fn neighbouring_and_stale_keys_grant_no_access() {
     let mut host = Prey::new(true, Rights::ALL);
     let keys: Vec<u32> = host.open.iter().map(|open| open.key).chain(host.stale.clone()).collect();
     let places: Vec<u64> = host.open.iter().map(|open| open.addr).collect();
@@ -377,7 +377,7 @@ fn addresses_beside_a_window_are_closed() {
 /// Live keys and addresses everywhere in packets of all 256 codes: those that are no access to
 /// memory are none, in whatever order their headers stand.
 #[test]
-fn no_other_code_is_an_access() {
+fn opcodes_without_memory_access_touch_no_memory() {
     let mut host = Prey::new(true, Rights::ALL);
     let Some(all) = host.open.iter().copied().find(|open| open.rights == Rights::ALL) else {
         panic!("nothing is open")

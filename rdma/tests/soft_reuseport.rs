@@ -155,7 +155,7 @@ impl Scene {
 
 /// Every fabric gets requests, opens them for itself and for others, and gets what is for it.
 #[test]
-fn connections_live_where_they_were_opened() {
+fn connections_are_served_by_the_fabric_that_opened_them() {
     for (test, count) in [(20, 2), (22, 3)] {
         let mut scene = Scene::new(test, count);
         let (mut arrived, mut all) = (vec![0; count as usize], Vec::new());
@@ -190,7 +190,7 @@ fn connections_live_where_they_were_opened() {
 /// A request that another fabric has opened is known again where it arrived.
 /// Goodbyes of one turn leave as one train, and the kernel brings that to one fabric.
 #[test]
-fn goodbyes_that_leave_together_reach_every_fabric() {
+fn disconnects_sent_in_one_train_reach_every_fabric() {
     let mut scene = Scene::new(34, 3);
     let all: Vec<_> = (0..6)
         .map(|n| {
@@ -213,7 +213,7 @@ fn goodbyes_that_leave_together_reach_every_fabric() {
 }
 
 #[test]
-fn a_repeated_request_is_told_once() {
+fn a_repeated_request_is_reported_once() {
     let mut scene = Scene::new(24, 2);
     for owner in [0, 1] {
         let at_host = scene.ask();
@@ -239,7 +239,7 @@ fn a_repeated_request_is_told_once() {
 }
 
 #[test]
-fn requests_are_refused_by_other_fabrics_and_when_those_lose_them() {
+fn requests_can_be_refused_or_dropped_by_other_fabrics() {
     let mut scene = Scene::new(26, 3);
     for other in 1..3 {
         let at_host = scene.ask();
@@ -255,7 +255,7 @@ fn requests_are_refused_by_other_fabrics_and_when_those_lose_them() {
 
 /// Listeners are added and removed while fabrics sleep, each on its thread; connections stay.
 #[test]
-fn listeners_come_and_go() {
+fn listeners_can_be_added_and_removed_with_open_connections() {
     let mut scene = Scene::new(28, 2);
     let (at_host, at_target, _) = scene.connect(1);
     let second = SocketAddr::new(address(30), PORT);
@@ -314,7 +314,7 @@ fn listeners_come_and_go() {
 
 /// A listener may be withdrawn while a fabric sleeps that has never seen it.
 #[test]
-fn an_address_that_not_all_have_fetched_is_closed() {
+fn an_address_is_released_even_if_a_fabric_never_saw_it() {
     let mut scene = Scene::new(36, 2);
     scene.target[0].fabric.unlisten(scene.at);
     let mut other = Side::new(Options::default());
@@ -327,7 +327,7 @@ fn an_address_that_not_all_have_fetched_is_closed() {
 
 /// What a device has merged into one may hold packets for several fabrics.
 #[test]
-fn packets_that_came_to_another_fabric_are_brought() {
+fn misdirected_packets_are_forwarded_to_their_fabric() {
     let scene = Scene::new(32, 2);
     let Scene { target, at, .. } = scene;
     let socket = std::net::UdpSocket::bind((address(33), 0)).unwrap();

@@ -168,13 +168,13 @@ fn assert_fooled(from: IpAddr, to: IpAddr) {
 }
 
 #[test]
-#[ignore = "needs a namespace of its own: see `a_forged_message_about_the_way_harms_nobody`"]
+#[ignore = "needs a namespace of its own: see `forged_path_mtu_messages_do_not_affect_connections`"]
 fn forged_message_v4() {
     outlive_forged_message("127.0.0.2", "127.0.0.1");
 }
 
 #[test]
-#[ignore = "needs a namespace of its own: see `a_forged_message_about_the_way_harms_nobody`"]
+#[ignore = "needs a namespace of its own: see `forged_path_mtu_messages_do_not_affect_connections`"]
 fn forged_message_v6() {
     outlive_forged_message("fd00::2", "fd00::1");
 }
@@ -182,7 +182,7 @@ fn forged_message_v6() {
 /// A forged "fragmentation needed" lowers what the system takes for the MTU of the way, but the
 /// packets of a connection keep the length that both ends have agreed on.
 #[test]
-fn a_forged_message_about_the_way_harms_nobody() {
+fn forged_path_mtu_messages_do_not_affect_connections() {
     alone("ip link set lo up", "forged_message_v4");
     let addresses = "ip address add fd00::1 dev lo nodad && ip address add fd00::2 dev lo nodad";
     alone(&format!("{addresses} && ip link set lo up"), "forged_message_v6");
@@ -228,13 +228,13 @@ fn refuse_on_short_link(host: &str, target: &str) {
 /// The system numbers single datagrams 0 and those of a train from 0 on, all with "don't fragment":
 /// what the CRC counts on.
 #[test]
-fn datagrams_are_numbered_as_the_crc_has_it() {
+fn ipv4_identifications_match_those_of_the_icrc() {
     // One datagram at a time: so the system has to cut trains.
     alone("ip link set lo up gso_max_segs 1", "numbered_datagrams");
 }
 
 #[test]
-#[ignore = "needs a namespace of its own: see `datagrams_are_numbered_as_the_crc_has_it`"]
+#[ignore = "needs a namespace of its own: see `ipv4_identifications_match_those_of_the_icrc`"]
 fn numbered_datagrams() {
     let [host, target]: [IpAddr; 2] = ["127.0.0.2", "127.0.0.1"].map(|ip| ip.parse().unwrap());
     let wire = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::UDP)).unwrap();
@@ -265,16 +265,16 @@ fn numbered_datagrams() {
 /// A neighbour that nobody can find keeps datagrams in the system, and so a socket full, for as long
 /// as it is looked for. Other sockets go on.
 #[test]
-fn a_peer_that_is_not_there_keeps_nobody_else_waiting() {
+fn an_unreachable_peer_does_not_delay_other_peers() {
     let prepare = "ip link set lo up && ip link add here type veth peer name there && \
         ip address add 192.0.2.1/24 dev here && ip link set there up && ip link set here up && \
         echo 1000 >/proc/sys/net/ipv4/neigh/here/mcast_solicit";
-    alone(prepare, "absent_neighbour");
+    alone(prepare, "unreachable_neighbour");
 }
 
 #[test]
-#[ignore = "needs a namespace of its own: see `a_peer_that_is_not_there_keeps_nobody_else_waiting`"]
-fn absent_neighbour() {
+#[ignore = "needs a namespace of its own: see `an_unreachable_peer_does_not_delay_other_peers`"]
+fn unreachable_neighbour() {
     let mut target = Side::target("127.0.0.1:4420".parse().unwrap());
     // As small as the system allows: the requests to connect below fill it.
     let mut host = Side::new(Options { send_buffer_bytes: 1, ..Options::default() });

@@ -122,7 +122,7 @@ fn messages_and_memory_move_both_ways() {
 }
 
 #[test]
-fn they_do_so_from_source_ports_of_queue_pairs() {
+fn transfers_work_with_source_ports_per_queue_pair() {
     let at = SocketAddr::new(address(17), PORT);
     let config = Config { source_ports: 64, ..Options::default().config };
     let options = Options { source: Some(address(18)), config, ..Options::default() };
@@ -158,7 +158,7 @@ fn messages_and_memory_move(pair: &mut Pair) {
 
 /// Data that lead to no event make it worth to look again; messages are events.
 #[test]
-fn whoever_is_written_to_is_receiving() {
+fn incoming_rdma_writes_set_the_receiving_hint() {
     let mut pair = Pair::new(SocketAddr::new(address(13), PORT), address(14));
     let [_, at_target] = pair.qps;
     pair.send(true, 64, 1);
@@ -182,7 +182,7 @@ fn whoever_is_written_to_is_receiving() {
 /// An answer may lie unread behind other things, and that is not the peer's fault. An excess of those
 /// keeps no timer from ending for long.
 #[test]
-fn what_has_come_is_read_before_its_sender_is_taken_for_silent() {
+fn received_datagrams_are_processed_before_timeouts() {
     let mut pair = Pair::new(SocketAddr::new(address(15), PORT), address(16));
     let [at_host, at_target] = pair.qps;
     let message = pair.host.data(64, 1);
@@ -221,7 +221,7 @@ fn what_has_come_is_read_before_its_sender_is_taken_for_silent() {
 /// What a timer sends leaves with what the user sends in the same iteration. Before a sleep there is
 /// no flush.
 #[test]
-fn a_poll_sends_only_what_no_flush_follows() {
+fn retransmissions_leave_with_the_next_flush_or_before_sleep() {
     let mut pair = Pair::new(SocketAddr::new(address(63), PORT), address(64));
     let [_, at_target] = pair.qps;
     let message = pair.target.data(64, 1);
@@ -254,7 +254,7 @@ fn a_poll_sends_only_what_no_flush_follows() {
 
 /// Fifteen packets of 4096 bytes are a train; a flush begins the next one.
 #[test]
-fn who_has_written_a_train_is_told_that_it_is_enough() {
+fn batch_is_full_after_one_gso_train_of_writes() {
     let mut pair = Pair::new(SocketAddr::new(address(61), PORT), address(62));
     let [_, at_target] = pair.qps;
     let exposed = pair.expose(65_536, 1);
@@ -292,7 +292,7 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
 
 /// No key gives access to memory that is not exposed; the requester gets an error.
 #[test]
-fn a_target_has_no_memory_for_anybody() {
+fn a_target_denies_all_remote_memory_access() {
     let mut pair = Pair::new(SocketAddr::new(address(3), PORT), address(4));
     let buf = pair.host.data(64, 0);
     let to = Remote { addr: 0, key: 0x101, len: 64 };
@@ -317,7 +317,7 @@ fn a_target_has_no_memory_for_anybody() {
 }
 
 #[test]
-fn a_key_opens_nothing_once_it_is_concealed() {
+fn a_deregistered_key_is_refused() {
     let mut pair = Pair::new(SocketAddr::new(address(5), PORT), address(6));
     let exposed = pair.expose(4096, 1);
     let remote = exposed.remote();
@@ -330,7 +330,7 @@ fn a_key_opens_nothing_once_it_is_concealed() {
 }
 
 #[test]
-fn requests_are_refused_by_the_user_by_its_loss_and_by_nobody_listening() {
+fn refused_dropped_and_unserved_requests_are_rejected() {
     let at = SocketAddr::new(address(7), PORT);
     let (mut host, mut target) = (Side::host(address(8)), Side::target(at));
     let ask = |host: &mut Side, at| {
@@ -367,7 +367,7 @@ fn requests_are_refused_by_the_user_by_its_loss_and_by_nobody_listening() {
 }
 
 #[test]
-fn a_socket_of_another_family_keeps_nobody_off_an_address() {
+fn unrelated_sockets_do_not_block_listening() {
     let at = SocketAddr::new(address(70), PORT);
     // The name that nvmfd once had for an address, which anybody may take.
     let name = UnixAddr::from_abstract_name(format!("nvmfd-rocev2 {}", at.ip())).unwrap();
@@ -377,7 +377,7 @@ fn a_socket_of_another_family_keeps_nobody_off_an_address() {
 }
 
 #[test]
-fn an_address_has_one_fabric_and_says_whose_fault_it_is() {
+fn an_address_has_one_fabric_and_errors_name_the_cause() {
     let at = SocketAddr::new(address(9), PORT);
     let first = Side::target(at);
     let mut second = Side::new(Options::default());
@@ -455,7 +455,7 @@ fn ipv6_works_as_well() {
 
 /// Many reads and writes, each end on its own thread, asleep when there is nothing to do.
 #[test]
-fn two_fabrics_on_two_threads() {
+fn fabrics_on_separate_threads_exchange_reads_and_writes() {
     const ROUNDS: u32 = 200;
     let at = SocketAddr::new(address(11), PORT);
     let mut target = Side::target(at);

@@ -103,7 +103,7 @@ fn of_vector<T>(name: &str, look: impl FnOnce(&Packet<'_>) -> T) -> T {
 }
 
 #[test]
-fn vectors_of_the_reliable_connection() {
+fn reliable_connection_vectors_round_trip() {
     // Composed, and confirmed by an independent implementation of the CRC.
     of_vector("send-only", |p| {
         assert_eq!(
@@ -142,7 +142,7 @@ fn vectors_of_the_reliable_connection() {
 
 /// Captured on a ConnectX-4 Lx: the one vector of an adapter made of silicon.
 #[test]
-fn vector_of_a_congestion_notification() {
+fn congestion_notification_vector_round_trips() {
     let flow = Flow {
         source: "10.0.17.1:0".parse().unwrap(),
         destination: "10.0.18.1:4791".parse().unwrap(),
@@ -158,7 +158,7 @@ fn vector_of_a_congestion_notification() {
 }
 
 #[test]
-fn vectors_of_a_connection_of_linux() {
+fn cm_message_vectors_of_linux_round_trip() {
     let request = of_vector("cm-request", cm);
     let CmMessage::Request(request) = request else { panic!("{request:?}") };
     assert_eq!(service_port(request.service_id), Some(4420));
@@ -194,7 +194,7 @@ fn vectors_of_a_connection_of_linux() {
 }
 
 #[test]
-fn vectors_of_refusals() {
+fn cm_reject_vectors_round_trip() {
     let nobody = of_vector("cm-reject-service", cm);
     let CmMessage::Reject(nobody) = nobody else { panic!("{nobody:?}") };
     assert_eq!((nobody.local_comm_id, nobody.remote_comm_id), (0, 0x2a06_b19d));
@@ -256,7 +256,7 @@ fn census(capture: &[u8]) -> Census {
 }
 
 #[test]
-fn a_session_of_linux_6_12() {
+fn captured_session_of_linux_6_12_round_trips() {
     let found = census(include_bytes!("golden/linux-6.12-session.pcap"));
     assert_eq!(found.frames, 628);
     let codes: Vec<u8> = found.codes.keys().copied().collect();
@@ -268,34 +268,34 @@ fn a_session_of_linux_6_12() {
 }
 
 #[test]
-fn a_session_of_linux_6_1_at_the_largest_mtu() {
+fn captured_session_of_linux_6_1_at_mtu_4096_round_trips() {
     let found = census(include_bytes!("golden/linux-6.1-session-mtu4096.pcap"));
     assert_eq!(found.frames, 396);
     assert!(found.codes[&Opcode::ReadResponseFirst.to_wire()] > 0);
 }
 
 #[test]
-fn events_and_reconnects_of_linux_6_12() {
+fn captured_events_of_linux_6_12_round_trip() {
     let found = census(include_bytes!("golden/linux-6.12-events.pcap"));
     assert_eq!(found.frames, 611);
     assert!(found.messages[&0x12] >= 2 && found.messages[&0x15] >= 1);
 }
 
 #[test]
-fn losses_of_linux_6_12() {
+fn captured_losses_of_linux_6_12_round_trip() {
     let found = census(include_bytes!("golden/linux-6.12-loss.pcap"));
     assert_eq!(found.frames, 808);
     assert!(found.sequence_naks > 0);
 }
 
 #[test]
-fn a_request_that_nobody_answers() {
+fn captured_unanswered_connection_request_round_trips() {
     let found = census(include_bytes!("golden/connect-req-unanswered.pcap"));
     assert_eq!((found.frames, found.messages[&0x10]), (4, 2));
 }
 
 #[test]
-fn a_session_with_a_prototype_in_user_space() {
+fn captured_session_of_a_userspace_target_round_trips() {
     let found = census(include_bytes!("golden/userspace-target.pcap"));
     assert_eq!(found.frames, 235);
 }

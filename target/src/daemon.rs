@@ -655,7 +655,7 @@ mod tests {
 
     /// Records that a start finds would be served, and then reverted by a power loss.
     #[test]
-    fn a_start_makes_the_names_of_records_durable_that_a_killed_daemon_has_left() {
+    fn the_state_directory_is_synced_at_startup() {
         let directory = tempfile::tempdir().unwrap();
         let name = directory.path().file_name().unwrap().to_str().unwrap();
         let (found, did) = calls(|| checked(Some(directory.path())));
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_whose_device_was_taken_away_is_awaited_and_listened_at_again() {
+    fn a_listener_whose_device_was_removed_is_pending_and_reopened() {
         let directory = tempfile::tempdir().unwrap();
         let at: SocketAddr = "127.99.71.1:4420".parse().unwrap();
         let mut config = config(directory.path());
@@ -703,7 +703,7 @@ mod tests {
 
     /// Whatever the devices of this machine write whole.
     #[test]
-    fn a_start_names_what_a_power_failure_may_tear() {
+    fn startup_reports_blocks_that_a_power_loss_may_tear() {
         let directory = tempfile::tempdir().unwrap();
         let target = RunningTarget::start(config(directory.path())).unwrap();
         let says = |whole_bytes| {
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_refused_takes_away_what_it_has_made_and_nothing_else() {
+    fn a_refused_change_removes_only_the_files_it_has_created() {
         let directory = tempfile::tempdir().unwrap();
         let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
@@ -764,7 +764,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_ana_states_reads_no_key_file_and_probes_no_device_or_directory() {
+    fn an_ana_state_change_reads_no_key_file_and_probes_no_device() {
         let directory = tempfile::tempdir().unwrap();
         let disks = crate::blockdev::testing::directory();
         let (disk, key) = (disks.path().join("1"), directory.path().join("key"));
@@ -823,7 +823,7 @@ mod tests {
 
     /// Otherwise a start that does not find the file would create it anew, empty.
     #[test]
-    fn a_file_that_cannot_be_remembered_is_not_served() {
+    fn a_file_that_cannot_be_recorded_as_served_is_not_served() {
         let directory = tempfile::tempdir().unwrap();
         let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
@@ -853,7 +853,7 @@ mod tests {
 
     /// At a start, an image that is shorter than configured makes only its own namespace pending.
     #[test]
-    fn a_start_serves_what_it_can_and_waits_for_a_damaged_image() {
+    fn a_short_image_at_startup_makes_only_its_namespace_pending() {
         let directory = tempfile::tempdir().unwrap();
         let disks = crate::blockdev::testing::directory();
         let path = disks.path().join("short");
@@ -901,7 +901,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_that_is_refused_leaves_a_failed_flush_as_it_is() {
+    fn a_refused_reload_does_not_clear_a_failed_sync() {
         let directory = tempfile::tempdir().unwrap();
         let disks = crate::blockdev::testing::directory();
         let with_file = || {
@@ -928,7 +928,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_disk_that_hangs_keeps_no_host_and_nothing_that_is_kept() {
+    fn a_stop_ends_reactors_and_saves_records_despite_a_hung_device() {
         let directory = tempfile::tempdir().unwrap();
         let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));

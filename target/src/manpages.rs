@@ -49,7 +49,7 @@ mod tests {
     use crate::manpages::*;
 
     #[test]
-    fn every_command_has_a_page_and_every_shell_its_words() {
+    fn every_command_has_a_man_page_and_every_shell_completions() {
         let command = Command::new("prog")
             .version("1")
             .subcommand(Command::new("shown").about("does it").subcommand(Command::new("deep")))

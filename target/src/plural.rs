@@ -15,7 +15,7 @@ mod tests {
     use crate::plural::*;
 
     #[test]
-    fn one_is_singular() {
+    fn a_count_of_one_is_singular() {
         assert_eq!([0, 1, 2].map(|n| count(n, "host")), ["0 hosts", "1 host", "2 hosts"]);
     }
 }

@@ -47,7 +47,7 @@ mod tests {
     use crate::worker_thread::*;
 
     #[test]
-    fn its_end_is_awaited_and_no_longer_than_the_deadline() {
+    fn a_join_waits_for_the_thread_at_most_until_the_deadline() {
         let (stop, stopped) = channel::<()>();
         let (say, said) = channel();
         let hangs = WorkerThread::start("test", move || {

@@ -58,7 +58,7 @@ fn a_good_configuration_is_printed_with_its_defaults() {
 }
 
 #[test]
-fn mistakes_are_all_printed_and_fail() {
+fn all_configuration_errors_are_printed_and_exit_with_code_1() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("nvmfd.toml");
     fs::write(&file, "provider = \"tcp\"\ncolour = 1\n").unwrap();
@@ -77,7 +77,7 @@ fn mistakes_are_all_printed_and_fail() {
 }
 
 #[test]
-fn lines_in_a_file_have_their_time_and_objects_their_fields() {
+fn log_lines_have_timestamps_and_json_records_have_fields() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("nvmfd.toml");
     fs::write(&file, "colour = 1\n").unwrap();
@@ -121,7 +121,7 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
 
 /// A start serves the changed configuration, and keeps state that hosts rely on.
 #[test]
-fn a_check_knows_what_a_start_knows() {
+fn check_reports_the_errors_that_a_start_would_report() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     fs::write(at("1.img"), vec![0; 1 << 20]).unwrap();
@@ -167,7 +167,7 @@ fn a_check_knows_what_a_start_knows() {
 
 /// Data written there do not survive a crash of the machine, or not as whole blocks.
 #[test]
-fn a_check_says_what_files_lie_on() {
+fn check_warns_of_volatile_and_non_atomic_backing_file_systems() {
     let directories = [Path::new("/dev/shm"), Path::new(env!("CARGO_MANIFEST_DIR"))];
     let [memory, disk] = directories.map(|at| tempfile::tempdir_in(at).unwrap());
     let file = disk.path().join("nvmfd.toml");
@@ -215,7 +215,7 @@ fn the_journal_gets_priorities_and_nothing_else_does() {
 }
 
 #[test]
-fn a_journal_that_listens_gets_fields_once_the_daemon_serves() {
+fn structured_fields_are_sent_to_journald_once_the_daemon_serves() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let text = format!(
@@ -264,7 +264,7 @@ fn a_journal_that_listens_gets_fields_once_the_daemon_serves() {
 }
 
 #[test]
-fn wrong_usage_has_its_own_code() {
+fn usage_errors_exit_with_code_2() {
     for arguments in [
         &[][..],
         &["check"],
@@ -314,7 +314,7 @@ fn a_check_looks_at_the_key_files() {
 }
 
 #[test]
-fn a_check_reads_which_hosts_have_had_keys_as_a_start_does() {
+fn check_reads_the_record_of_hosts_with_revoked_keys() {
     let directory = tempfile::tempdir().unwrap();
     let (file, state) = (directory.path().join("nvmfd.toml"), directory.path().join("state"));
     fs::create_dir(&state).unwrap();

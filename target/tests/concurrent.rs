@@ -24,7 +24,7 @@ fn barrier() -> Barrier {
 }
 
 #[test]
-fn no_booking_is_lost() {
+fn concurrent_bookings_of_a_rate_limit_are_all_counted() {
     let now = Instant::now();
     let limit = Limit { iops: Some(1_000), bandwidth: None, burst_ms: 0 };
     let limiter = Limiter::new(limit, now);
@@ -44,7 +44,7 @@ fn no_booking_is_lost() {
 }
 
 #[test]
-fn what_is_given_back_is_given_back_once() {
+fn concurrent_refunds_of_a_rate_limit_are_applied_once() {
     let now = Instant::now();
     let limit = Limit { iops: Some(1_000), bandwidth: None, burst_ms: 0 };
     let (limiter, start) = (&Limiter::new(limit, now), &barrier());

@@ -35,7 +35,7 @@ const HOST: &str = "nqn.2026-11.host:h";
 const GOOD: cm::Request = cm::Request { recfmt: 0, qid: 0, hrqsize: 32, hsqsize_z: 31, cntlid: 0 };
 
 #[test]
-fn every_cause_can_be_provoked_and_is_told_once() {
+fn every_disconnect_cause_is_reproducible_and_recorded_once() {
     for cause in Cause::ALL {
         let records = provoke(*cause);
         let all: Vec<_> = records.iter().map(|record| record.why.cause).collect();
@@ -467,7 +467,7 @@ fn no_controller_key() -> Vec<Record> {
 
 /// The reason that a host reports is recorded with its meaning.
 #[test]
-fn a_failure_that_the_host_tells_of_is_not_always_the_targets_secret() {
+fn authentication_failures_reported_by_hosts_are_recorded_by_reason() {
     let cause = |failure| told_by_the_host(failure)[0].why.cause;
     for failure in [Failure::HASH_UNUSABLE, Failure::GROUP_UNUSABLE] {
         assert_eq!(cause(failure), Cause::NoCommonAlgorithm);
@@ -477,7 +477,7 @@ fn a_failure_that_the_host_tells_of_is_not_always_the_targets_secret() {
 
 /// The key of a host is taken away between its Connect and its first message.
 #[test]
-fn a_host_whose_key_has_gone_has_not_given_a_wrong_one() {
+fn a_host_whose_key_was_removed_is_recorded_with_cause_no_key() {
     let (mut world, _directory) = auth::world(GroupId::NULL);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     world.registry.set_keyring(Keyring::default());

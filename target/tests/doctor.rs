@@ -18,7 +18,7 @@ fn level<'a>(findings: &'a Value, check: &str) -> &'a str {
 }
 
 #[test]
-fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
+fn doctor_reports_configuration_problems_and_exits_with_code_1() {
     let directory = tempdir().unwrap();
     let config = directory.path().join("nvmfd.toml");
     let state = directory.path().join("state");
@@ -55,7 +55,7 @@ fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
 }
 
 #[test]
-fn the_exit_code_says_what_was_found_also_when_nobody_reads_on() {
+fn doctor_exit_code_is_correct_when_stdout_is_closed() {
     let directory = tempdir().unwrap();
     let config = directory.path().join("nvmfd.toml");
     let text = "provider = \"soft\"\n[[listener]]\naddress = \"192.0.2.77\"\n";
@@ -68,7 +68,7 @@ fn the_exit_code_says_what_was_found_also_when_nobody_reads_on() {
 }
 
 #[test]
-fn a_configuration_that_is_none_is_no_diagnosis() {
+fn doctor_refers_to_nvmfd_check_for_an_invalid_configuration() {
     let directory = tempdir().unwrap();
     let config = directory.path().join("nvmfd.toml");
     fs::write(&config, "provider = 7\n").unwrap();

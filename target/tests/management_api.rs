@@ -101,7 +101,7 @@ fn nvmfctl(socket: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn what_runs_is_shown_to_people_and_to_programs() {
+fn served_state_is_shown_as_tables_and_as_json() {
     let daemon = Daemon::start("127.0.42.1");
     let status = daemon.says(&["status"]);
     for part in ["soft, 1 reactor,", "1 subsystem, 1 namespace", "127.0.42.1:4420 (id 1)"] {
@@ -167,7 +167,7 @@ fn what_runs_is_shown_to_people_and_to_programs() {
 }
 
 #[test]
-fn failures_say_what_to_do() {
+fn nvmfctl_errors_include_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, err) = nvmfctl(&directory.path().join("none"), &["status"]);
     assert_eq!((code, out.as_str()), (Some(1), ""));
@@ -186,7 +186,7 @@ fn failures_say_what_to_do() {
 }
 
 #[test]
-fn a_daemon_that_was_killed_leaves_nothing_in_the_way() {
+fn a_stale_socket_of_a_killed_daemon_does_not_prevent_a_restart() {
     let mut daemon = Daemon::start("127.0.42.3");
     daemon.process.kill().unwrap();
     daemon.process.wait().unwrap();
@@ -198,7 +198,7 @@ fn a_daemon_that_was_killed_leaves_nothing_in_the_way() {
 }
 
 #[test]
-fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
+fn live_changes_survive_a_kill_and_can_be_saved() {
     let mut daemon = Daemon::start("127.0.42.4");
     let disk = daemon.directory.path().join("disk.img");
     let file = daemon.directory.path().join("nvmfd.toml");
@@ -264,7 +264,7 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
 }
 
 #[test]
-fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
+fn changes_to_a_split_configuration_are_saved_to_the_right_file() {
     let daemon = Daemon::start("127.0.42.5");
     let file = daemon.directory.path().join("nvmfd.toml");
     let main = fs::read_to_string(&file).unwrap();
@@ -310,7 +310,7 @@ fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
 }
 
 #[test]
-fn a_directory_takes_the_place_of_all_files_or_of_those_in_conf_d() {
+fn apply_of_a_directory_replaces_all_files_or_those_in_conf_d() {
     let daemon = Daemon::start("127.0.42.9");
     let file = daemon.directory.path().join("nvmfd.toml");
     let main = fs::read_to_string(&file).unwrap();
@@ -372,7 +372,7 @@ fn a_directory_takes_the_place_of_all_files_or_of_those_in_conf_d() {
 }
 
 #[test]
-fn write_protection_outlasts_a_kill() {
+fn write_protection_survives_a_kill() {
     let mut daemon = Daemon::start("127.0.42.6");
     let protect = ["namespace", "protect", NQN, "1"];
     let told = daemon.says(&protect);
@@ -391,7 +391,7 @@ fn write_protection_outlasts_a_kill() {
 }
 
 #[test]
-fn completions_and_manual_pages_come_from_the_command_line() {
+fn shell_completions_and_manual_pages_are_generated() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, _) = nvmfctl(directory.path(), &["completions", "bash"]);
     assert!(code == Some(0) && out.contains("complete ") && out.contains("nvmfctl"), "{out}");
@@ -408,7 +408,7 @@ fn completions_and_manual_pages_come_from_the_command_line() {
 
 /// As an interactive bash does it: the words so far have the NQN with its colons.
 #[test]
-fn completions_know_what_is_served() {
+fn shell_completions_list_served_objects() {
     let daemon = Daemon::start("127.0.42.18");
     let candidates = |socket: &Path, words: &[&str]| {
         let mut shell = Command::new("bash");
@@ -435,7 +435,7 @@ fn completions_know_what_is_served() {
 }
 
 #[test]
-fn what_cannot_be_tried_is_refused_with_dry_run_and_changes_nothing() {
+fn commands_without_a_dry_run_refuse_the_flag_and_change_nothing() {
     let daemon = Daemon::start("127.0.42.7");
     let file = daemon.directory.path().join("nvmfd.toml");
     let refused = |arguments: &[&str]| {
@@ -469,7 +469,7 @@ fn what_cannot_be_tried_is_refused_with_dry_run_and_changes_nothing() {
 }
 
 #[test]
-fn who_watches_for_somebody_who_has_gone_ends() {
+fn watch_ends_when_its_reader_closes_the_pipe() {
     let daemon = Daemon::start("127.0.42.8");
     let mut watch = Command::new(env!("CARGO_BIN_EXE_nvmfctl"))
         .arg("--socket")

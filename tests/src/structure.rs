@@ -376,7 +376,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_too_long_by_one_line_is_found() {
+    fn functions_and_files_one_line_too_long_are_found() {
         let function = |lines| format!("fn f() {{\n{}}}\n", "    g();\n".repeat(lines - 2));
         let file = |lines| "const A: u8 = 0;\n".repeat(lines);
         let (longest, longer) = (function(FUNCTION_LINES_MAX), function(FUNCTION_LINES_MAX + 1));

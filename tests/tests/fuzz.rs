@@ -185,7 +185,7 @@ fn run(name: &str) {
 }
 
 #[test]
-fn every_target_has_a_program() {
+fn every_fuzz_target_has_a_program() {
     let text = String::from_utf8(read("fuzz/Cargo.toml")).unwrap();
     let manifest: toml::Table = text.parse().unwrap();
     let programs = manifest["bin"].as_array().unwrap();
@@ -209,7 +209,7 @@ macro_rules! each {
         )*
 
         #[test]
-        fn no_target_is_forgotten() {
+        fn every_fuzz_target_has_a_test() {
             let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
             assert_eq!(names, [$($name),*]);
         }

@@ -110,7 +110,7 @@ fn git_ignores_the_build_directory_and_nothing_of_the_daemon() {
 }
 
 #[test]
-fn the_daemon_stops_a_build_among_its_sources() {
+fn daemon_crates_refuse_a_build_inside_their_sources() {
     for nested in ["target/blockdev", "target/core", "target/gateway"] {
         let manifest = table(&format!("{nested}/Cargo.toml"));
         assert_eq!(manifest["package"]["build"].as_str(), Some("../build.rs"), "{nested}");
@@ -150,7 +150,7 @@ fn tokio_stays_in_the_control_plane() {
 
 /// Of what is synchronised elsewhere no test would see that it is missing.
 #[test]
-fn the_daemon_synchronises_files_where_tests_see_it() {
+fn the_daemon_calls_fsync_only_in_tested_modules() {
     const CALLS: [&str; 5] = ["sync_all", "sync_data", "fsync", "fdatasync", "syncfs"];
     for (name, lines) in sources() {
         let tested = ["target/blockdev/src/durable.rs", "target/blockdev/src/uring/calls.rs"];
@@ -170,7 +170,7 @@ fn the_daemon_synchronises_files_where_tests_see_it() {
 }
 
 #[test]
-fn unsafe_code_stays_in_five_places() {
+fn unsafe_code_is_confined_to_listed_files() {
     const FENCED: [&str; 6] = [
         // Commands of ublk name memory and files by number; descriptors of requests are mapped.
         "initiator/src/attach/ublk/ring.rs",
@@ -277,7 +277,7 @@ fn the_alerts_are_rules_that_prometheus_loads() {
 
 /// Commands that a limit holds back are in the stage "wait" as well.
 #[test]
-fn no_alert_takes_a_limit_for_a_lack_of_buffers() {
+fn the_buffer_alert_ignores_commands_delayed_by_a_limit() {
     let alerts = text("configs/prometheus-alerts.yml");
     let of_buffers: Vec<&str> =
         alerts.split("- alert: ").filter(|alert| alert.contains("data buffers")).collect();
@@ -315,7 +315,7 @@ fn has_heading(markdown: &str, anchor: &str) -> bool {
 }
 
 #[test]
-fn links_of_the_documents_lead_somewhere() {
+fn documentation_links_resolve() {
     let summary = text("docs/src/SUMMARY.md");
     let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
     for page in pages().into_iter().chain(others.map(str::to_owned)) {
@@ -335,7 +335,7 @@ fn links_of_the_documents_lead_somewhere() {
 }
 
 #[test]
-fn what_alerts_and_dashboard_ask_for_is_told() {
+fn alerts_and_dashboard_use_exactly_the_exported_metrics() {
     let told = text("target/src/telemetry/prometheus.rs");
     for file in ["configs/prometheus-alerts.yml", "configs/grafana-dashboard.json"] {
         let asked = text(file);
@@ -363,7 +363,7 @@ fn what_alerts_and_dashboard_ask_for_is_told() {
 }
 
 #[test]
-fn purging_knows_the_files_of_the_state_directory() {
+fn package_purge_lists_every_state_file() {
     let postrm = text("configs/debian/postrm");
     let (_, names) = postrm.split_once("for name in ").expect("a loop");
     let names: Vec<&str> = names.split(';').next().expect("its list").split(' ').collect();

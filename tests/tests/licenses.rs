@@ -94,7 +94,7 @@ fn every_crate_has_a_licence_that_is_allowed() {
 }
 
 #[test]
-fn expressions_of_licences_are_read_as_spdx_says() {
+fn licence_expressions_are_evaluated_according_to_spdx() {
     let allowed = ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"].map(String::from).into();
     for good in [
         "MIT",

@@ -80,7 +80,7 @@ fn status(outcome: Result<(), Error>) -> Status {
 }
 
 #[test]
-fn what_was_written_is_read_whatever_its_size_and_way() {
+fn data_round_trip_for_all_sizes_and_transfer_methods() {
     let target = TestTarget::start();
     for (queues, in_capsule) in [(1, true), (4, true), (2, false)] {
         let options = Options { in_capsule, ..target.options(queues) };
@@ -109,7 +109,7 @@ fn what_was_written_is_read_whatever_its_size_and_way() {
 }
 
 #[test]
-fn compare_zeroes_and_deallocate_do_what_they_say() {
+fn compare_write_zeroes_and_deallocate_work_as_specified() {
     let target = TestTarget::start();
     let mut host = target.connect(1);
     let data = pattern(1, 8 * 4096);
@@ -166,7 +166,7 @@ fn blocks_are_copied_and_verified_without_the_host() {
 }
 
 #[test]
-fn capsules_carry_as_much_as_the_configuration_says() {
+fn in_capsule_data_size_follows_the_configuration() {
     for (size, bytes) in [("4KiB", 4096), ("16KiB", 16384)] {
         let target = TestTarget::start_with(&format!("[limits]\nin_capsule = \"{size}\"\n"));
         let options = Options { in_capsule: true, ..target.options(1) };
@@ -189,7 +189,7 @@ fn capsules_carry_as_much_as_the_configuration_says() {
 
 /// Two hosts, each on a reactor of its own, count on one block: ten thousand rounds.
 #[test]
-fn two_hosts_swap_one_block_and_no_count_is_lost() {
+fn concurrent_compare_and_writes_lose_no_update() {
     const ROUNDS: u64 = 10_000;
     let target = TestTarget::start_with("[reactor]\nthreads = 2\n");
     let count = |host: &mut Host, place: Range| {
@@ -246,7 +246,7 @@ fn two_hosts_swap_one_block_and_no_count_is_lost() {
 /// As SPDK's `fused_ordering`: eight writes of zeros, and a fused pair behind them that compares
 /// with zeros, over and over.
 #[test]
-fn a_pair_behind_writes_finds_what_was_answered_and_what_was_there_before_them() {
+fn fused_pairs_see_data_from_before_or_after_pending_writes() {
     const ROUNDS: usize = 1000;
     const WRITES: u64 = 8;
     let target = TestTarget::start();
@@ -302,7 +302,7 @@ fn a_pair_behind_writes_finds_what_was_answered_and_what_was_there_before_them()
 }
 
 #[test]
-fn refused_commands_are_errors_and_nothing_else() {
+fn refused_commands_fail_and_leave_the_connection_usable() {
     let target = TestTarget::start();
     let mut host = target.connect(2);
     let mut page = vec![0; 4096];
@@ -326,7 +326,7 @@ fn refused_commands_are_errors_and_nothing_else() {
 }
 
 #[test]
-fn who_is_not_admitted_hears_why() {
+fn refused_connects_report_their_cause() {
     let target = TestTarget::start();
     let nqn = |name| Nqn::new(name).expect("valid");
     let refusal =
@@ -349,7 +349,7 @@ fn who_is_not_admitted_hears_why() {
 }
 
 #[test]
-fn discovery_tells_a_host_what_it_may_have() {
+fn discovery_lists_only_subsystems_that_admit_the_host() {
     let target = TestTarget::start();
     let discovery = |options: Options| {
         let options = Options { subnqn: Nqn::DISCOVERY, kato_ms: 0, ..options };
@@ -396,7 +396,7 @@ fn a_new_namespace_is_an_event() {
 
 /// Queues are on two reactors, and each round gives them another chance to lag behind.
 #[test]
-fn what_a_reload_changes_holds_for_every_queue_when_it_is_answered() {
+fn a_completed_reload_is_effective_on_every_queue() {
     const MORE: &str = "[[subsystem.namespace]]\nnsid = 3\nkind = \"ram\"\nsize = \"1MiB\"\n";
     let mut target = TestTarget::start_with("[reactor]\nthreads = 2\n");
     let mut host = target.connect(3);
@@ -419,7 +419,7 @@ fn what_a_reload_changes_holds_for_every_queue_when_it_is_answered() {
 }
 
 #[test]
-fn hosts_on_the_machine_of_the_target_find_addresses_of_their_own() {
+fn hosts_on_the_target_machine_get_source_addresses() {
     let target = TestTarget::start();
     let setup = HostOptions { source: None, ..target.setup() };
     let connect = || Host::connect(target.options(2), setup).expect("connected");
@@ -429,7 +429,7 @@ fn hosts_on_the_machine_of_the_target_find_addresses_of_their_own() {
 }
 
 #[test]
-fn a_host_that_is_dropped_says_goodbye() {
+fn dropped_hosts_disconnect_their_controllers() {
     // The target has room for few at once, and each would stay for its keep alive timeout.
     let target = TestTarget::start_with("[limits]\ncontrollers = 4\n");
     for _ in 0..20 {

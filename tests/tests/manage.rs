@@ -140,7 +140,7 @@ fn range(nsid: u32) -> Range {
 }
 
 #[test]
-fn a_connected_host_is_seen_and_lives_with_what_changes() {
+fn connected_hosts_are_reported_and_survive_changes() {
     let daemon = Daemon::start(ADDRESS);
     assert_eq!(daemon.get("/v1/controllers"), json!([]));
     let mut one = host("127.0.44.2").expect("a connection");
@@ -232,7 +232,7 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
 }
 
 #[test]
-fn a_namespace_is_protected_as_a_host_would_do_it() {
+fn write_protection_is_set_through_the_management_api() {
     let daemon = Daemon::start(OTHER_ADDRESS);
     let mut host = host_at(OTHER_ADDRESS, "127.0.45.6", nqn()).expect("a connection");
     let block = vec![0xA5; 4096];

@@ -63,7 +63,7 @@ fn taken((hosts, queues, entries): Shape) -> u64 {
 }
 
 #[test]
-fn hosts_take_what_the_formula_says() {
+fn memory_per_host_matches_the_estimate() {
     let _profiler = profiler();
     for shape in [(4, 1, 32), (4, 16, 32), (4, 4, 128), (4, 1, 1024)] {
         let (hosts, queues, entries) = shape;
@@ -80,7 +80,7 @@ fn hosts_take_what_the_formula_says() {
 /// What hosts leave behind fills tables and caches in the first cycles, by 11 to 12 KB each: some
 /// rounds of four hosts that read on 20 queues, of which the second half may cost `GROWTH_BYTES`.
 #[test]
-fn hosts_that_come_and_go_leave_nothing_behind() {
+fn disconnected_hosts_leak_no_memory() {
     const CYCLES: usize = 6;
     const GROWTH_BYTES: u64 = 78_000;
     let _profiler = profiler();

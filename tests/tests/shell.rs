@@ -118,7 +118,7 @@ fn awk(awk: &[&str], separator: Option<&str>, program: &str, sample: &Sample) ->
 }
 
 #[test]
-fn every_awk_program_says_the_same_under_each_awk() {
+fn awk_programs_print_the_same_under_gawk_mawk_and_busybox() {
     let mut samples = SAMPLES.iter();
     for (name, text) in scripts() {
         for (options, program) in programs(&name, &text) {

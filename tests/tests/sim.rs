@@ -29,7 +29,7 @@ fn good(setup: Setup) -> Outcome {
 }
 
 #[test]
-fn seeds_run() {
+fn simulations_of_fixed_seeds_find_no_violation() {
     for seed in 0..24 {
         good(setup(seed, 300));
     }
@@ -47,7 +47,7 @@ fn regressions() -> impl Iterator<Item = (u64, u32, &'static str)> {
 }
 
 #[test]
-fn seeds_that_have_found_defects_run() {
+fn regression_seeds_find_no_violation() {
     assert!(regressions().count() > 0 && regressions().all(|(_, _, why)| why.len() > 10));
     for (seed, commands, _) in regressions() {
         good(setup(seed, commands));
@@ -83,7 +83,7 @@ fn acknowledgements_that_are_never_repeated_are_found() {
 }
 
 #[test]
-fn a_second_answer_is_found() {
+fn a_second_completion_of_a_command_is_found() {
     let (_, why) = find(SeededBug::DoubleCompletion, 5);
     assert!(why.contains("which is not outstanding"), "{why}");
 }
@@ -134,13 +134,13 @@ fn writes_that_outlive_a_protection_are_found() {
 }
 
 #[test]
-fn a_state_on_the_wrong_path_is_found() {
+fn an_ana_state_on_the_wrong_path_is_found() {
     let (_, why) = find(SeededBug::WrongPath, 40);
     assert!(why.to_lowercase().contains("path"), "{why}");
 }
 
 #[test]
-fn a_change_that_reactors_do_not_hear_of_is_found() {
+fn a_change_that_is_not_published_to_reactors_is_found() {
     let (_, why) = find(SeededBug::StaleView, 40);
     let signs =
         ["it was carried out", "never told", "Invalid Namespace", "within the end", "possible was"];
@@ -148,7 +148,7 @@ fn a_change_that_reactors_do_not_hear_of_is_found() {
 }
 
 #[test]
-fn a_door_that_is_open_is_found() {
+fn missing_authentication_is_found() {
     let (_, why) = find(SeededBug::OpenDoor, 40);
     assert!(why.contains("without its secret") || why.contains("nothing is protected"), "{why}");
 }
@@ -160,25 +160,25 @@ fn an_abort_that_gets_no_answer_is_found() {
 }
 
 #[test]
-fn an_abort_that_says_what_is_not_so_is_found() {
+fn an_abort_with_a_wrong_result_is_found() {
     let (_, why) = find(SeededBug::FalseAbort, 40);
     assert!(why.contains("says that it was aborted, and it was not"), "{why}");
 }
 
 #[test]
-fn unreadable_blocks_that_a_restart_forgets_are_found() {
+fn unreadable_marks_lost_at_a_restart_are_found() {
     let (_, why) = find(SeededBug::LostMarks, 60);
     assert!(why.contains("nothing that can be read"), "{why}");
 }
 
 #[test]
-fn a_copy_of_what_was_there_before_is_found() {
+fn a_copy_of_stale_data_is_found() {
     let (_, why) = find(SeededBug::StaleCopy, 20);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
-fn a_record_of_namespaces_that_is_not_kept_is_found() {
+fn an_unsynced_namespace_record_is_found() {
     let (_, why) = find(SeededBug::LostRecord, 60);
     let signs =
         ["possible was", "belongs to no namespace", "is gone", "no record that nvmfd has written"];
@@ -186,7 +186,7 @@ fn a_record_of_namespaces_that_is_not_kept_is_found() {
 }
 
 #[test]
-fn the_old_store_in_the_place_of_another_is_found() {
+fn an_outdated_backing_store_of_a_namespace_is_found() {
     let (_, why) = find(SeededBug::OldStore, 60);
     assert!(why.contains("which cannot be"), "{why}");
 }
@@ -227,7 +227,7 @@ fn much_removed(seed: u64) -> Profile {
 }
 
 #[test]
-fn devices_that_are_removed_and_return_lose_nothing_that_was_promised() {
+fn removed_and_returned_devices_lose_no_flushed_data() {
     for seed in 0..20 {
         let outcome = run_profile(setup(seed, 500), much_removed(seed));
         assert_eq!(outcome.failure, None, "seed {seed}");
@@ -256,7 +256,7 @@ fn much_formatted(seed: u64) -> Profile {
 }
 
 #[test]
-fn formats_and_crashes_leave_what_may_be_left() {
+fn formats_and_crashes_cause_no_violation() {
     for seed in 0..12 {
         let outcome = run_profile(setup(seed, 500), much_formatted(seed));
         assert_eq!(outcome.failure, None, "seed {seed}");
@@ -279,13 +279,13 @@ const OF_SIZE: [&str; 6] =
     ["of another size", "not of", "which is right", "torn", "within the end", "Length Invalid"];
 
 #[test]
-fn a_block_size_that_a_restart_forgets_is_found() {
+fn a_block_size_lost_at_a_restart_is_found() {
     let why = find_formatted(SeededBug::LostFormat, 40);
     assert!(OF_SIZE.iter().any(|sign| why.contains(sign)), "{why}");
 }
 
 #[test]
-fn a_block_size_that_hosts_see_before_it_is_kept_is_found() {
+fn a_block_size_published_before_it_is_persisted_is_found() {
     let why = find_formatted(SeededBug::EarlyFormat, 60);
     assert!(OF_SIZE.iter().any(|sign| why.contains(sign)), "{why}");
 }
@@ -321,7 +321,7 @@ fn reservations_and_write_protection_survive_crashes() {
 }
 
 #[test]
-fn reservations_and_write_protection_that_a_restart_forgets_are_found() {
+fn reservations_and_protection_lost_at_a_restart_are_found() {
     for plant in [SeededBug::LostReservation, SeededBug::LostProtection] {
         let found = (0..40).find_map(|seed| {
             let planted = Setup { plant: Some(plant), ..setup(seed, 500) };

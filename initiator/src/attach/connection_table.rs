@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_ten_seconds_for_its_handshake_and_all_time_afterwards() {
+    fn handshakes_time_out_and_established_connections_do_not() {
         let (mut lab, begun) = (Lab::new(3), Instant::now());
         let (mut idle, mut done) = (lab.connect(), lab.connect());
         hello(&mut done);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_clients_that_take_all_places_make_room_after_a_second() {
+    fn handshakes_time_out_after_a_second_if_the_table_is_full() {
         let (mut lab, begun) = (Lab::new(2), Instant::now());
         let mut idle = [lab.connect(), lab.connect()];
         lab.turn(begun);
@@ -311,7 +311,7 @@ mod tests {
     const CACHE: u16 = 5;
 
     #[test]
-    fn a_client_that_keeps_memory_which_another_needs_is_closed_after_thirty_seconds() {
+    fn a_stalled_client_is_closed_after_30_s_while_others_lack_memory() {
         let (mut lab, begun) = (Lab::new(3), Instant::now());
         let [mut stopped, mut other] = [client(&mut lab, begun), client(&mut lab, begun)];
         send(&mut stopped, WRITE, ALL_BYTES, 4096);

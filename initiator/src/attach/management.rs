@@ -110,7 +110,7 @@ mod tests {
     use crate::attach::management::*;
 
     #[test]
-    fn a_response_is_its_json_or_the_refusal_with_its_remedy() {
+    fn responses_parse_to_json_or_to_an_error_with_its_remedy() {
         let of = |text: &str| parse(text.as_bytes());
         assert_eq!(of("HTTP/1.0 200 OK\r\na: b\r\n\r\n{\"a\":1}"), Ok(serde_json::json!({"a": 1})));
         let refusal = "HTTP/1.0 409 Conflict\r\n\r\n{\"detail\":\"no\",\"remedy\":\"wait\"}";

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_there_while_the_namespace_is_served() {
+    fn metrics_file_is_written_on_schedule_and_removed_on_drop() {
         let directory = tempfile::tempdir().expect("a directory");
         let (path, now) = (directory.path().join("nvmf.prom"), Instant::now());
         let mut file = MetricsFile::new(path.clone(), now).expect("a thread");

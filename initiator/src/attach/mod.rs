@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_shown_without_a_target_and_nothing_is_served_without_one() {
+    fn options_of_status_serve_and_detach_do_not_mix() {
         let status = parse("attach --status /s -o json");
         assert!(matches!(status, Ok(Args::Status(args)) if args.output_format == Format::Json));
         let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --nbd /s --read-only");

@@ -137,7 +137,7 @@ mod tests {
     use crate::attach::snapshot::*;
 
     #[test]
-    fn a_namespace_in_a_file_has_snapshots_and_those_that_are_left_are_known_by_their_names() {
+    fn snapshots_need_a_file_and_leftovers_are_found_by_name() {
         let namespaces = [
             json!({"nsid": 1, "kind": "file", "path": "/srv/a"}),
             json!({"nsid": 2, "kind": "ram", "path": null}),

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_of_each_path_its_state_why_and_what_happens_next() {
+    fn status_text_shows_state_and_reason_of_each_path() {
         assert_eq!(
             status().text(),
             "nqn.2026-11.io.nvmfd:d, namespace 1: 1048576 bytes in blocks of 4096, at /run/d.nbd \
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_to_the_socket_gets_all_of_it() {
+    fn clients_of_the_status_socket_receive_the_full_status() {
         let directory = tempfile::tempdir().expect("a directory");
         let clients = directory.path().join("d.nbd");
         assert!(ask(&clients).is_err_and(|why| why.to_string().contains("no nvmf attach answers")));

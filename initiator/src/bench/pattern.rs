@@ -103,7 +103,7 @@ mod tests {
     use crate::bench::pattern::*;
 
     #[test]
-    fn a_sequence_goes_round_and_jobs_begin_apart() {
+    fn sequential_access_wraps_and_jobs_start_apart() {
         let mut pattern = Pattern::new(Access::Write, 50, 3, 1, 0, 1);
         let places: Vec<u64> = (0..7).map(|_| pattern.next().place).collect();
         assert_eq!(places, [0, 1, 2, 0, 1, 2, 0]);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn random_places_are_everywhere_and_the_same_for_a_seed() {
+    fn random_access_is_uniform_and_reproducible_by_seed() {
         let all = |seed, n| {
             let mut pattern = Pattern::new(Access::Randrw, 70, 50, seed, n, 2);
             (0..5000).map(|_| pattern.next()).collect::<Vec<_>>()

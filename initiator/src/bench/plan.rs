@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_whole_commands_of_whole_blocks() {
+    fn ranges_are_truncated_to_commands_and_misaligned_ones_refused() {
         let of = |line: &str| range(&args(line), 4096, 1000).map_err(|error| error.to_string());
         assert_eq!(of(""), Ok(Range { first_lba: 0, places: 1000 }));
         assert_eq!(of("--bs 128k"), Ok(Range { first_lba: 0, places: 31 }));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_fio() {
+    fn job_options_are_reported_as_in_fio() {
         let args = args("--rw readwrite --bs 8k --ramp_time 2 --runtime 500ms --rwmixread 70");
         assert_eq!(args.runtime, Duration::from_millis(500));
         let options = options(&args, 3, "soft", 10);

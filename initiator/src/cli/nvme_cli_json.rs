@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_a_broken_page_end_where_it_breaks() {
+    fn malformed_namespace_descriptors_are_dropped() {
         let mut page = [0; PAGE_BYTES];
         assert!(descriptors(&page).is_empty());
         assert_eq!(namespace_descriptors(&[]), object([]));

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_in_powers_of_1000() {
+    fn byte_counts_are_printed_in_powers_of_1000() {
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(1 << 20), "1.05 MB");
         assert_eq!(bytes(u128::MAX), "340282366.92 QB");

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_there_is_listed() {
+    fn only_nonzero_entries_are_listed() {
         let mut values = [0; 256];
         (values[1], values[255]) = (2_097_153, 1);
         assert_eq!(listed("fid", &values), json!([{ "fid_1": 2_097_153 }, { "fid_255": 1 }]));

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_has_addresses_a_name_and_a_number() {
+    fn namespace_urls_have_addresses_an_nqn_and_an_nsid() {
         let of = |text: &str| match endpoint(text) {
             Ok(Endpoint::Namespace { paths, subnqn, nsid }) => {
                 let paths: Vec<String> = paths.iter().map(|path| path.to.to_string()).collect();

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_begins_where_it_was_and_a_difference_is_found_to_the_byte() {
+    fn copies_resume_and_compare_reports_the_first_differing_byte() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = |name: &str| directory.path().join(name);
         let part = u64::from(PART_BYTES);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_ends_early_has_flushed_what_it_says() {
+    fn an_interrupted_copy_has_written_its_done_bytes() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = |name: &str| directory.path().join(name);
         let bytes = vec![0x5A; 3 * DEPTH * PART_BYTES as usize];

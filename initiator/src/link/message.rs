@@ -254,7 +254,7 @@ mod tests {
     const TEST: Test = Test { operation: Operation::Read, size_bytes: 4096, depth: 32 };
 
     #[test]
-    fn a_test_is_parsed_as_it_was_emitted_also_with_zeros_behind_it() {
+    fn test_requests_round_trip_despite_trailing_zeros() {
         for operation in Operation::ALL {
             let test = Test { operation, ..TEST };
             let mut bytes = test.emit().to_vec();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_limits_is_refused() {
+    fn tests_beyond_the_limits_are_rejected() {
         let with = |size_bytes, depth| Test { size_bytes, depth, ..TEST };
         for good in [with(8, 1), with(1 << 20, 16), with(64 << 10, 256), with(1 << 17, 128)] {
             assert_eq!(Test::parse(&good.emit()), Ok(good));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_parsed_as_it_was_emitted_and_that_of_another_program_is_none() {
+    fn link_rejects_round_trip_and_foreign_rejects_are_ignored() {
         for refusal in LinkReject::ALL {
             assert_eq!(LinkReject::parse(&refusal.emit()), Some(refusal));
         }
@@ -329,7 +329,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_of_a_peer_panic_or_exceed_the_limits(
+        fn arbitrary_bytes_neither_panic_nor_exceed_the_limits(
             mut bytes in proptest::collection::vec(0u8.., 0..80),
             is_marked: bool,
         ) {

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_connection_is_closed_after_thirty_seconds_and_returns_its_memory() {
+    fn silent_connections_are_closed_and_release_their_memory() {
         let mut net = Net::new();
         for operation in Operation::ALL {
             let test = Test { operation, size_bytes: 4096, depth: 8 };

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_are_repeated_as_linux_does() {
+    fn commands_are_retried_by_status_as_in_linux() {
         let of = |status| dispose(status, 0, [3, 5, 7]);
         let now = Disposition::Repeat(Duration::ZERO);
         let failover = |ana| Disposition::Failover { ana };

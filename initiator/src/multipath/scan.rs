@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_of_a_group_is_found_behind_the_ids_of_others() {
+    fn ana_state_is_found_behind_other_groups() {
         let group = |grpid, nnsids, state| AnaGroup { grpid, nnsids, state, ..AnaGroup::default() };
         let mut log = AnaHeader { chgcnt: 1, ngrps: 2 }.emit().to_vec();
         log.extend(group(1, 2, AnaState::INACCESSIBLE).emit());

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn go_tells_size_flags_and_block_sizes() {
+    fn info_replies_contain_size_flags_and_block_sizes() {
         let structured = option(option::STRUCTURED_REPLY, &[]);
         let (replies, progress) =
             talk(&[structured, contexts(&["base:allocation", "qemu:x"]), go("", &[1, 2, 3, 99])]);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_and_options_are_errors_and_the_handshake_goes_on() {
+    fn unknown_exports_and_options_fail_and_the_handshake_continues() {
         let (replies, progress) = talk(&[go("other", &[]), option(5, &[]), go("disk", &[])]);
         assert_eq!(progress, Progress::Transmission(Negotiated::default()));
         assert_eq!((replies[0].0, replies[1].0), (reply::ERR_UNKNOWN, reply::ERR_UNSUP));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_way_to_start_has_no_reply_but_the_export() {
+    fn export_name_option_is_answered_with_the_export_only() {
         for (flags, len) in [(1u32, 134), (3, 10)] {
             let (mut handshake, mut out) = (Handshake::default(), Vec::new());
             handshake.advance(&flags.to_be_bytes(), &export(), &mut out);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn who_breaks_the_protocol_is_disconnected() {
+    fn protocol_violations_end_the_connection() {
         let mut long = option(option::LIST, &[]);
         long[12..16].copy_from_slice(&(MOST_OPTION_BYTES + 1).to_be_bytes());
         let mut wrong = option(option::LIST, &[]);
@@ -434,7 +434,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic_and_replies_are_bounded(kind in 0u32..13, data: Vec<u8>, junk: Vec<u8>) {
+        fn arbitrary_bytes_never_panic_and_replies_are_bounded(kind in 0u32..13, data: Vec<u8>, junk: Vec<u8>) {
             let _ = talk(std::slice::from_ref(&junk));
             let (mut handshake, mut out) = (Handshake::default(), Vec::new());
             handshake.advance(&3u32.to_be_bytes(), &export(), &mut out);

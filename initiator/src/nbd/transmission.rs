@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_refused_that_leave_the_export_or_what_it_can() {
+    fn requests_beyond_the_export_or_its_features_are_refused() {
         let all = Negotiated { structured: true, base_allocation: true };
         let of = |command: Command, flags| command.check(&export(flags), all);
         let end = 64 << 20;

@@ -319,7 +319,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stamp_reads_back(stamp in stamps(), bytes in sizes()) {
+        fn stamps_round_trip(stamp in stamps(), bytes in sizes()) {
             let block = filled(&stamp, bytes);
             prop_assert_eq!(Stamp::read(&block, stamp.run), Content::Whole(stamp));
             // A stamp of another run is complete as well: it is not evaluated here.
@@ -342,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn of_a_torn_block_both_writes_are_known(
+        fn both_writes_of_a_torn_block_are_identified(
             old in stamps(), new in stamps(), cut in 1usize..8,
         ) {
             let old = Stamp { run: new.run, ..old };
@@ -375,14 +375,14 @@ mod tests {
         }
 
         #[test]
-        fn mixing_turns_back(value in any::<u64>()) {
+        fn unmix_inverts_mix(value in any::<u64>()) {
             prop_assert_eq!(unmix(mix(value)), value);
             prop_assert_eq!(mix(unmix(value)), value);
         }
     }
 
     #[test]
-    fn a_right_crc_over_a_wrong_body_is_not_enough() {
+    fn a_wrong_body_with_a_valid_crc_is_reported_as_torn() {
         let stamp = Stamp { run: 1, sequence: 2, lba: 3, client: 4, generation: 5 };
         let mut block = filled(&stamp, 512);
         block[200] ^= 1;
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_zeros() {
+    fn only_all_zero_blocks_read_as_zeros() {
         assert_eq!(Stamp::read(&[0; 512], 7), Content::Zeros);
         let mut nearly = [0; 512];
         nearly[511] = 1;

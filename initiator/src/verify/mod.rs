@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_may_leave_what_was_deallocated_as_it_is() {
+    fn trims_guarantee_zeros_only_if_requested_and_supported() {
         let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a"];
         let certain = |more: &[&str], deallocated_are_zeros| {
             let line = Line::try_parse_from(own.iter().chain(more)).unwrap();

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_model_comes_back_and_goes_on() {
+    fn a_saved_model_is_restored_and_continues() {
         for seed in 0..50 {
             let mut model = some_model(seed);
             let bytes = encode(&mut model, "a namespace");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_as_a_whole() {
+    fn a_replaced_file_leaves_no_temporary_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("state");
         write_file(&path, b"old").expect("written");
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_refused() {
+    fn invalid_state_files_are_refused() {
         let bytes = encode(&mut some_model(1), "");
         assert_eq!(decode(b"").err(), Some(Unusable::Alien));
         assert_eq!(decode(b"nvmfmodl").err(), Some(Unusable::Damaged));
@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(at in 8usize..400, value in any::<u8>()) {
+        fn altered_state_files_cause_no_panic(at in 8usize..400, value in any::<u8>()) {
             let mut bytes = encode(&mut some_model(2), "x");
             bytes.truncate(bytes.len() - 4);
             let at = at % bytes.len();

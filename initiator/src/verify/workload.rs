@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mix_is_as_asked() {
+    fn operations_follow_the_configured_mix() {
         let mut script = Script::Mixed(MIX, Random::new(1));
         let mut counts = [0; 5];
         for _ in 0..10_000 {

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_that_of_a_request_of_version_1() {
+    fn headers_other_than_version_1_requests_are_refused() {
         let good = Header { request: RequestId(11), needs_reply: true, payload_bytes: 8 };
         assert_eq!(Header::parse(&header(11, VERSION | NEED_REPLY, 8)), Some(good));
         for (flags, len) in [(0, 8), (2, 8), (VERSION | REPLY, 8), (VERSION, 1 << 20)] {

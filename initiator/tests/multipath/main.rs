@@ -405,7 +405,7 @@ fn run(seed: u64) -> u64 {
 
 /// `SEEDS=100000` for more, `SEED=7` for one.
 #[test]
-fn no_write_is_lost_or_carried_out_late_and_every_request_is_done_once() {
+fn writes_are_neither_lost_nor_late_and_requests_complete_once() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     if let Some(seed) = number("SEED") {
         run(seed);
@@ -435,7 +435,7 @@ fn time_of(lab: &mut Lab) -> u128 {
 }
 
 #[test]
-fn what_was_under_way_waits_for_the_end_of_the_old_association_only_if_it_changes_blocks() {
+fn only_pending_writes_wait_for_the_old_association_to_end() {
     // The connection fails, and the target cannot have heard of it.
     let mut lab = quiet();
     lab.submit(Operation::Write { fua: false }, 0, 1);
@@ -470,7 +470,7 @@ fn what_was_under_way_waits_for_the_end_of_the_old_association_only_if_it_change
 }
 
 #[test]
-fn a_path_without_group_state_or_with_another_namespace_is_not_used() {
+fn inaccessible_paths_are_unused_and_long_ana_changes_reset_them() {
     let mut lab = quiet();
     for port in 0..2 {
         lab.target.ports[port].ana = AnaState::INACCESSIBLE;
@@ -494,7 +494,7 @@ fn a_path_without_group_state_or_with_another_namespace_is_not_used() {
 }
 
 #[test]
-fn paths_are_given_up_after_ctrl_loss_tmo_and_requests_fail_after_fast_io_fail_tmo() {
+fn ctrl_loss_tmo_ends_paths_and_fast_io_fail_tmo_fails_requests() {
     let s = Duration::from_secs;
     let options = MultipathOptions {
         ctrl_loss_tmo: Some(s(20)),

@@ -32,7 +32,7 @@ fn good(result: u64) -> Result<Response, Lost> {
 }
 
 #[test]
-fn bring_up_asks_for_what_every_host_asks_for_in_that_order() {
+fn bring_up_sends_the_usual_host_commands_in_order() {
     let mut lab = Lab::new(options(), controller());
     lab.target.lazy = 2;
     lab.start();
@@ -101,7 +101,7 @@ fn the_controller_decides_how_many_queues_of_which_size() {
 }
 
 #[test]
-fn data_go_where_the_controller_wants_them() {
+fn small_writes_use_in_capsule_data_and_others_keyed_sgls() {
     let mut lab = Lab::ready();
     // Small writes in the capsule, a command's bytes in front.
     let mut buf = lab.pool.take_data(4096).expect("memory");
@@ -142,7 +142,7 @@ fn data_go_where_the_controller_wants_them() {
 /// A capsule of several packets is sent with its data if few commands are outstanding; otherwise
 /// the target reads them.
 #[test]
-fn long_capsules_are_for_who_has_little_to_do() {
+fn long_capsules_are_sent_only_while_few_commands_are_outstanding() {
     for (short_bytes, fifth) in [(64 + 4095, 0), (64 + 4096, 4096)] {
         let mut lab = Lab::new(options(), controller());
         lab.wire.short_bytes = short_bytes;
@@ -178,7 +178,7 @@ fn immediate_data_of_an_answer_are_ignored() {
 }
 
 #[test]
-fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
+fn responses_may_invalidate_only_the_key_of_their_command() {
     let key = |sqe: &Sqe| match sqe.sgl() {
         Ok(Sgl::Keyed { key, invalidate, .. }) => (key, invalidate),
         other => panic!("{other:?}"),
@@ -218,7 +218,7 @@ fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
 }
 
 #[test]
-fn nothing_goes_in_a_capsule_to_a_controller_that_wants_none() {
+fn in_capsule_data_are_not_sent_without_controller_support() {
     let mut target = controller();
     target.page.sgls = Sgls(0).with_support(1).with_keyed(true);
     let mut lab = Lab::new(options(), target);
@@ -231,7 +231,7 @@ fn nothing_goes_in_a_capsule_to_a_controller_that_wants_none() {
 }
 
 #[test]
-fn a_queue_takes_what_it_holds_and_no_more() {
+fn requests_beyond_the_queue_size_are_refused() {
     let mut lab = Lab::ready();
     for tag in 0..7 {
         lab.request(1, read(1), 4096, tag);
@@ -264,7 +264,7 @@ fn a_queue_takes_what_it_holds_and_no_more() {
 }
 
 #[test]
-fn a_command_is_done_before_its_send_is_home() {
+fn commands_may_complete_before_their_sends() {
     let mut lab = Lab::ready();
     lab.wire.hold_sends = true;
     for round in 0..2 {
@@ -295,7 +295,7 @@ fn a_command_is_done_before_its_send_is_home() {
 }
 
 #[test]
-fn lies_end_the_association_and_lose_nothing() {
+fn invalid_responses_end_the_association_and_lose_no_request() {
     type Lie = fn(&mut Lab, u16);
     let lies: [(&str, Lie, Violation); 6] = [
         (
@@ -351,7 +351,7 @@ fn lies_end_the_association_and_lose_nothing() {
 }
 
 #[test]
-fn one_queue_goes_and_the_others_stay() {
+fn disconnecting_a_queue_leaves_the_others_open() {
     // Rejected, all answered before, and one command left without a response.
     for (status, answered) in
         [(Status::INVALID_OPCODE, true), (Status::SUCCESS, true), (Status::SUCCESS, false)]
@@ -391,7 +391,7 @@ fn one_queue_goes_and_the_others_stay() {
 }
 
 #[test]
-fn a_fault_or_the_target_s_leaving_brings_everything_home() {
+fn faults_and_disconnects_return_every_pending_command() {
     // The work completes first, then the end is reported.
     let mut lab = Lab::ready();
     lab.request(1, read(1), 4096, 1);
@@ -465,7 +465,7 @@ fn events_arrive_and_are_asked_for_again() {
 }
 
 #[test]
-fn refusals_are_told_in_words() {
+fn refused_connects_report_their_cause() {
     let reject = |sts: u16| Reason::Rejected {
         code: 28,
         private_data: [0u16.to_le_bytes(), sts.to_le_bytes()].concat(),
@@ -512,7 +512,7 @@ fn refusals_are_told_in_words() {
 }
 
 #[test]
-fn controllers_that_no_host_can_use_are_left() {
+fn unusable_controllers_end_the_session_with_a_reason() {
     type Spoil = fn(&mut support::Controller);
     let cases: [(Spoil, &str); 9] = [
         (|t| t.page.sgls = Sgls(1), "it takes no keyed SGLs"),
@@ -543,7 +543,7 @@ fn controllers_that_no_host_can_use_are_left() {
 }
 
 #[test]
-fn too_small_a_pool_is_an_error_and_not_a_loss() {
+fn too_small_a_pool_ends_the_session_without_leaking_buffers() {
     for keep in 0..40 {
         let mut lab = Lab::new(options(), controller());
         let taken: Vec<_> =
@@ -558,7 +558,7 @@ fn too_small_a_pool_is_an_error_and_not_a_loss() {
 /// A target that sends any response at any time: no panic, each request completes once, and at the
 /// end every buffer is returned.
 #[test]
-fn no_target_can_make_a_session_lose_anything() {
+fn arbitrary_responses_never_lose_requests_or_buffers() {
     let mut reasons = std::collections::BTreeMap::new();
     for seed in 0..4000 {
         let ended = harass(seed);

@@ -17,7 +17,7 @@ fn commands_that_hang_end_the_association() {
 }
 
 #[test]
-fn a_short_limit_is_looked_at_in_time() {
+fn short_command_timeouts_are_checked_in_time() {
     let limit = Duration::from_millis(300);
     let mut lab = Lab::new(Options { command_timeout: limit, ..options() }, controller());
     lab.start();
@@ -63,7 +63,7 @@ fn keep_alive_is_sent_and_must_be_answered() {
 }
 
 #[test]
-fn traffic_spares_the_keep_alive_where_the_controller_says_so() {
+fn traffic_replaces_keep_alive_if_the_controller_supports_it() {
     let mut target = controller();
     target.page.ctratt = Ctratt(0).with_tbkas(true);
     let mut lab = Lab::new(options(), target);
@@ -84,7 +84,7 @@ fn traffic_spares_the_keep_alive_where_the_controller_says_so() {
 }
 
 #[test]
-fn a_target_that_says_nothing_is_left_in_time() {
+fn connects_to_a_silent_target_time_out() {
     let mut lab = Lab::new(options(), controller());
     lab.wire.silent = true;
     lab.start();
@@ -107,7 +107,7 @@ fn a_target_that_says_nothing_is_left_in_time() {
 }
 
 #[test]
-fn a_controller_that_does_not_shut_down_is_left_in_time() {
+fn an_unanswered_shutdown_times_out() {
     let mut lab = Lab::ready();
     lab.request(1, read(1), 4096, 1);
     lab.with(|session, io| session.close(io));

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negotiate_as_linux_sends_it() {
+    fn negotiate_message_of_linux_round_trips() {
         // nvme-tcp and nvme-rdma of 6.12 with no limits: three hashes, six groups.
         let mut linux = vec![0, 0, 0, 0, 0x07, 0, 0, 1, 1, 0, 3, 6];
         linux.extend([1, 2, 3]);
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negotiate_that_does_not_add_up_is_refused() {
+    fn inconsistent_negotiate_messages_are_refused() {
         let good = written(|to| Negotiate::new(7, &HashId::ALL, &GroupId::ALL).emit(to));
         let with = |at: usize, value: u8| {
             let mut bytes = good.clone();
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_lie_as_the_documents_have_them() {
+    fn dhchap_message_layouts_match_the_specification() {
         let challenge = Challenge {
             t_id: 0x0102,
             hash: HashId::SHA256,
@@ -528,7 +528,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered(mut bytes in prop::collection::vec(any::<u8>(), 0..1400),
+        fn arbitrary_messages_fail_or_round_trip(mut bytes in prop::collection::vec(any::<u8>(), 0..1400),
                                   kind in 0u8..8, small: bool) {
             // In half of the cases, the beginning of a possibly valid message.
             if small && bytes.len() > 16 {
@@ -561,7 +561,7 @@ mod tests {
         }
 
         #[test]
-        fn replies_read_back(hl in prop::sample::select(vec![32usize, 48, 64]), mutual: bool,
+        fn replies_round_trip(hl in prop::sample::select(vec![32usize, 48, 64]), mutual: bool,
                              group in 0u8..6, t_id: u16, seqnum: u32) {
             let size = GroupId(group).value_bytes().unwrap();
             let (digest, value) = (vec![7; hl], vec![8; size]);

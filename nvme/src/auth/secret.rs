@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_secret_is_told_without_telling_it() {
+    fn malformed_secrets_are_rejected_with_the_reason() {
         let good = SECRETS[0].text;
         let says = |text: &str| Secret::parse(text).unwrap_err();
         assert_eq!(says(""), SecretError::Prefix);
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_answered(text: String, inner in "[A-Za-z0-9+/=:]{0,120}") {
+        fn parsing_arbitrary_secrets_never_panics(text: String, inner in "[A-Za-z0-9+/=:]{0,120}") {
             let _ = Secret::parse(&text);
             let _ = Secret::parse(&format!("DHHC-1:{inner}"));
             let _ = Secret::parse(&format!("DHHC-1:01:{inner}:"));

@@ -199,7 +199,7 @@ mod tests {
     use crate::pool::buddy::*;
 
     #[test]
-    fn what_is_set_aside_comes_together_while_others_take_and_give() {
+    fn blocks_set_aside_merge_while_others_allocate() {
         let mut buddy = Buddy::new(16, 2);
         let taken: Vec<u32> = std::iter::from_fn(|| buddy.take(0)).collect();
         assert_eq!(taken.len(), 16);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_has_its_turn_and_then_none() {
+    fn ranges_are_set_aside_in_turn_until_the_end() {
         let mut buddy = Buddy::new(20, 2);
         for _ in 0..2 {
             for start in [0, 8] {
@@ -240,7 +240,7 @@ mod tests {
         /// general allocation is inside the range set aside, and all blocks merge in the end. And
         /// if a block is free, any blocks whose total is not larger can be allocated.
         #[test]
-        fn any_order_of_steps_keeps_the_books(
+        fn any_sequence_of_operations_conserves_units(
             steps in prop::collection::vec((0u8..6, 0u8..4, any::<usize>()), 1..200)
         ) {
             let mut buddy = Buddy::new(64, 3);

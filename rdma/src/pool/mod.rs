@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn running_out_is_none_and_giving_back_heals() {
+    fn exhausted_pool_returns_none_and_is_full_after_release() {
         let mut pool = Pool::new(plan()).unwrap();
         let bufs: Vec<Buf> = std::iter::from_fn(|| pool.take_data(1 << 18)).collect();
         assert_eq!(bufs.len(), 4);

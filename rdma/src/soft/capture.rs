@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_kept_always_and_payload_only_when_asked_for() {
+    fn captured_payload_is_blanked_unless_requested() {
         const PACKETS: [(Opcode, usize); 6] = [
             (Opcode::SendOnly, 1000),
             (Opcode::SendFirst, 1000),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn only_its_owner_may_read_it() {
+    fn capture_file_is_readable_only_by_its_owner() {
         let directory = tempfile::tempdir().unwrap();
         let [old, new] = ["old", "new"].map(|name| directory.path().join(name));
         std::fs::write(&old, "what others could read").unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_old_file_open_sees_nothing_new() {
+    fn readers_of_a_replaced_capture_file_see_no_new_data() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.pcapng");
         fs::write(&path, "old").unwrap();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_is_found_byte_for_byte_with_its_way() {
+    fn captured_packets_have_exact_bytes_and_direction() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.pcapng");
         let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_at_its_limit_and_what_is_missing_is_counted() {
+    fn capture_stops_at_its_size_limit_and_counts_missing_packets() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.pcapng");
         let capture = Capture::begin(&path, Keep::All, 1000).unwrap();

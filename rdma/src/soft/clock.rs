@@ -102,7 +102,7 @@ mod tests {
     use crate::soft::clock::*;
 
     #[test]
-    fn times_are_as_far_apart_as_their_instants_and_never_run_backwards() {
+    fn clock_is_monotonic_and_preserves_intervals() {
         let (mut clock, start) = (Clock::default(), Instant::now());
         let ms = Duration::from_millis;
         assert_eq!(clock.instant(Time::default()), None, "nothing was read");

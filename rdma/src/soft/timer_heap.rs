@@ -115,7 +115,7 @@ mod tests {
     proptest! {
         /// The first one is the minimum, and the positions are correct.
         #[test]
-        fn the_first_is_the_first(
+        fn timer_heap_returns_the_earliest_deadline(
             steps in proptest::collection::vec((0u32..20, proptest::option::of(0u64..30)), 0..300),
         ) {
             let (mut deadlines, start) = (TimerHeap::default(), Time::default());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_without_room_is_nobodys() {
+    fn deadline_beyond_the_capacity_is_ignored() {
         let mut deadlines = TimerHeap::default();
         deadlines.set(3, Time::default());
         assert_eq!(deadlines.first(), None);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_sources_the_smallest_penalty_is_removed() {
+    fn the_smallest_penalty_is_removed_beyond_the_limit() {
         let (mut penalties, now) = (SourcePenalty::new(Some(1)), Instant::now());
         (0..2).for_each(|_| penalties.penalize(now, address(0)));
         (1..10_000).for_each(|number| penalties.penalize(now, address(number)));

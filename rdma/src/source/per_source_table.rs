@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_source_with_the_most_makes_room_and_its_oldest_first() {
+    fn the_oldest_entry_of_the_largest_source_is_evicted() {
         let mut table = PerSourceTable::new(4);
         for (source, comm) in [(2, 1), (3, 2), (3, 3), (3, 4)] {
             assert_eq!(table.insert(key(source, comm), comm, None), None);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_goes_unless_it_is_kept() {
+    fn expired_entries_are_removed_unless_expiry_was_cleared() {
         let (mut table, now) = (PerSourceTable::new(4), Instant::now());
         let later = now + Duration::from_secs(1);
         table.insert(key(2, 1), 'a', Some(later));
@@ -296,7 +296,7 @@ mod tests {
     proptest! {
         /// After any operations it is bounded, and its five indexes agree.
         #[test]
-        fn the_views_agree(
+        fn table_indexes_are_consistent_and_bounded(
             steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..8, 0u64..40), 0..200),
         ) {
             let (mut table, start) = (PerSourceTable::new(9), Instant::now());

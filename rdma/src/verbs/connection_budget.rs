@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_long_is_made_up_for_and_rest_is_not_saved_up() {
+    fn setup_overruns_are_repaid_and_idle_time_is_not_saved() {
         let now = Instant::now();
         let mut allowance = Allowance::new(now - Duration::from_secs(3600));
         allowance.spend(now, Duration::from_millis(100));

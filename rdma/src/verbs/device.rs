@@ -209,7 +209,7 @@ mod tests {
     use crate::verbs::device::*;
 
     #[test]
-    fn a_completion_queue_is_as_large_as_the_work_and_no_round_number() {
+    fn completion_queue_sizes_allow_for_driver_rounding() {
         // The size after the rounding of a driver.
         let slots = |work, most| (entries_to_ask_for(work, most) + 1).next_power_of_two();
         assert_eq!(slots(4096, u32::MAX), 4096);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_descriptors_are_told_from_no_device() {
+    fn too_few_descriptors_are_reported_with_the_limit() {
         assert_eq!(too_few_descriptors(), None);
         let text = descriptors_error(16);
         for part in ["too many open files", "RLIMIT_NOFILE is 16", "LimitNOFILE="] {

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn flights_leave_in_order_and_stale_ids_find_nothing() {
+    fn work_requests_leave_in_order_and_stale_ids_are_unknown() {
         let (mut pool, mut table, mut list) = (pool(), FlightTable::default(), Fifo::default());
         table.reserve(2);
         for tag in 0..5 {

@@ -515,11 +515,11 @@ fn attack_and_measure(name: &str, packets: u64, mutate: Mutate) {
 }
 
 #[test]
-fn mutated_packets_harm_nobody_else() {
+fn mutated_packets_do_not_affect_other_connections() {
     attack_and_measure("mutated packets", wanted("PACKETS", 40_000), mutate_packet);
 }
 
 #[test]
-fn mutated_messages_harm_nobody_else() {
+fn mutated_cm_messages_do_not_affect_other_connections() {
     attack_and_measure("mutated messages", wanted("PACKETS", 160_000) / 4, mutate_message);
 }

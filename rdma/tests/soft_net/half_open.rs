@@ -69,7 +69,7 @@ fn sources_with_equal_shares_displace_at_a_bounded_rate() {
 
 /// Else all that ask until the first has answered would be challenged for nothing.
 #[test]
-fn a_challenge_takes_the_turn_to_displace() {
+fn challenges_count_towards_the_displacement_rate() {
     let shares = Config { half_open: 4, half_open_per_source: 4, ..Config::default() };
     let limits = Config { unverified: 0, ..shares };
     let mut net = two(1, Faults::NONE, false, open_config(), limits);
@@ -100,7 +100,7 @@ fn a_challenge_takes_the_turn_to_displace() {
 
 /// Each would cost a question, and room that others want.
 #[test]
-fn who_owes_many_answers_is_asked_no_more() {
+fn sources_with_too_many_open_challenges_are_not_challenged() {
     let limits = Config { unverified: 0, half_open_per_source: 4, ..Config::default() };
     let mut net = two(1, Faults::NONE, false, open_config(), limits);
     connect(&mut net, &[]);
@@ -167,7 +167,7 @@ fn requested(net: &mut EndpointNetwork) -> (Qp, Qp, Request) {
 
 /// Its machine has started anew, and its first queue pair has the number of its first one before.
 #[test]
-fn a_peer_that_forgot_its_connection_gets_in_with_one_request() {
+fn a_restarted_peer_reconnects_with_a_single_request() {
     let mut net = plain(false);
     let (_, target, request) = requested(&mut net);
     inject(&mut net, CmMessage::Request(request));
@@ -231,7 +231,7 @@ fn a_forged_restart_does_not_end_a_connection_that_lives() {
 }
 
 #[test]
-fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers() {
+fn a_repeated_request_gets_the_same_reply_and_the_peers_tos() {
     let mut net = plain(false);
     connect(&mut net, &[]);
     let first = incoming(&mut net);
@@ -274,7 +274,7 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
 
 /// The number of a queue pair may be guessed, with patience; that of its first packet as well cannot.
 #[test]
-fn only_who_has_our_reply_can_confirm_a_connection() {
+fn only_the_receiver_of_the_reply_can_confirm_a_connection() {
     for first in [Opcode::SendOnly, Opcode::WriteOnly] {
         let mut net = plain(false);
         connect(&mut net, &[]);
@@ -298,7 +298,7 @@ fn only_who_has_our_reply_can_confirm_a_connection() {
 
 /// An attacker who does not know both ids of a connection, and its queue pair, cannot end it.
 #[test]
-fn forged_endings_end_nothing() {
+fn forged_rejects_and_disconnects_do_not_end_a_connection() {
     let mut net = plain(false);
     connect(&mut net, &[]);
     let asked = incoming(&mut net);
@@ -345,7 +345,7 @@ fn forged_endings_end_nothing() {
 }
 
 #[test]
-fn what_is_given_up_is_no_longer_half_open() {
+fn abandoned_connections_release_their_half_open_slot() {
     let limits = Config { half_open: 1, ..Config::default() };
     let mut net = two(1, Faults::NONE, false, open_config(), limits);
     for round in 0..3 {
@@ -369,7 +369,7 @@ fn what_is_given_up_is_no_longer_half_open() {
 }
 
 #[test]
-fn bad_requests_reach_nobody() {
+fn invalid_connection_requests_are_not_delivered() {
     let mut net = plain(false);
     connect(&mut net, &[]);
     let request = *ConnectRequest::of(&incoming(&mut net)).unwrap();
@@ -403,7 +403,7 @@ fn bad_requests_reach_nobody() {
 
 /// Requests with a forged address cause no more bytes to that address than replies.
 #[test]
-fn what_is_posted_on_an_unconfirmed_connection_waits() {
+fn work_posted_on_an_unconfirmed_connection_is_deferred() {
     let mut net = plain(false);
     let host = connect(&mut net, &[]);
     let request = incoming(&mut net);
@@ -530,7 +530,7 @@ fn a_target_answers_no_access_to_memory() {
 }
 
 #[test]
-fn strangers_and_damage_are_counted_and_ignored() {
+fn foreign_and_damaged_packets_are_counted_and_ignored() {
     let mut net = plain(false);
     let (host, _) = established(&mut net);
     let from = buf(&mut net.node(0).pool, 64, 0);

@@ -59,7 +59,7 @@ fn message(net: &mut EndpointNetwork, ends: (Qp, Qp), seed: u8) -> (Qpn, Psn) {
 }
 
 #[test]
-fn a_forged_packet_from_another_port_is_never_executed_in_place_of_the_hosts_own() {
+fn forged_packets_from_another_port_are_never_executed() {
     for selective in [false, true] {
         let host = Config { selective, ..open_config() };
         let mut net = two(1, Faults::NONE, false, host, open_config());
@@ -76,7 +76,7 @@ fn a_forged_packet_from_another_port_is_never_executed_in_place_of_the_hosts_own
 
 /// Before it is known where its packets come from, nothing is kept.
 #[test]
-fn nothing_is_kept_before_the_first_packet() {
+fn early_packets_are_dropped_before_the_first_packet() {
     let mut net = two(1, Faults::NONE, false, open_config(), open_config());
     connect(&mut net, b"hello");
     let incoming = incoming(&mut net);
@@ -93,7 +93,7 @@ fn nothing_is_kept_before_the_first_packet() {
 }
 
 #[test]
-fn of_others_than_our_own_kind_sixteen_packets_ahead_are_kept() {
+fn the_reorder_window_of_other_peers_is_sixteen_packets() {
     for (selective, kept) in [(false, 15), (true, 47)] {
         let host = Config { selective, ..open_config() };
         let mut net = two(1, Faults::NONE, false, host, open_config());
@@ -109,7 +109,7 @@ fn of_others_than_our_own_kind_sixteen_packets_ahead_are_kept() {
 
 /// Some senders can be given another port while they are connected.
 #[test]
-fn a_host_that_changes_its_port_goes_on() {
+fn a_new_source_port_is_accepted_after_four_retransmissions() {
     let mut net = two(1, Faults::NONE, false, open_config(), open_config());
     let ends = established(&mut net);
     let (target, next) = message(&mut net, ends, 0);

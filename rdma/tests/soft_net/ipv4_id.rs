@@ -141,7 +141,7 @@ fn damage_that_looks_like_another_identification_reaches_no_buffer() {
 }
 
 #[test]
-fn damage_of_our_own_kind_s_packets_that_looks_like_another_identification_reaches_no_buffer() {
+fn damaged_packets_of_nvmfd_peers_reach_no_buffer() {
     let mut net = two(1, Faults::NONE, false, open_config(), open_config());
     let (ends, victim, mut passed) = (established(&mut net), address(false, 2), 0);
     net.air.tap = Some(Box::new(move |datagram| {
@@ -157,7 +157,7 @@ fn damage_of_our_own_kind_s_packets_that_looks_like_another_identification_reach
 }
 
 #[test]
-fn a_host_whose_counter_jumps_goes_on_after_a_few_lost_packets() {
+fn a_host_whose_counter_jumps_loses_only_a_few_packets() {
     let jumps = vec![100, 300, 301, 700, 1001];
     let (mut net, ends) = counting(linux(), Counting { jumps, ..plain_counting() });
     let start = net.now();
@@ -174,7 +174,7 @@ fn a_host_whose_packets_may_be_fragmented_loses_none() {
 }
 
 #[test]
-fn one_packet_that_contradicts_the_others_about_fragmentation_is_damaged() {
+fn a_packet_with_a_contradicting_df_bit_is_implausible() {
     let fragmentable = Some(100);
     let (mut net, ends) = counting(linux(), Counting { fragmentable, ..plain_counting() });
     assert!(send(&mut net, ends) > 10);

@@ -143,7 +143,7 @@ fn plain(v6: bool) -> EndpointNetwork {
 }
 
 #[test]
-fn a_connection_comes_up_and_the_peer_leaves() {
+fn a_connection_is_established_and_closed_by_the_peer() {
     for v6 in [false, true] {
         let mut net = plain(v6);
         let host = connect(&mut net, b"hello");
@@ -215,7 +215,7 @@ fn packets_of_a_queue_pair_leave_from_a_source_port_of_their_own() {
 }
 
 #[test]
-fn nobody_listens_and_somebody_refuses() {
+fn requests_without_a_listener_or_refused_are_rejected() {
     let mut net = plain(false);
     net.node(1).endpoint.unlisten(SocketAddr::new(address(false, 2), PORT));
     let first = connect(&mut net, &[]);
@@ -238,7 +238,7 @@ fn nobody_listens_and_somebody_refuses() {
 }
 
 #[test]
-fn a_silent_network_ends_in_not_established() {
+fn connecting_times_out_on_a_silent_network() {
     let mut net = plain(false);
     net.air.faults.loss = 1000;
     let (start, host) = (net.now(), connect(&mut net, &[]));
@@ -263,7 +263,7 @@ fn a_silent_network_ends_in_not_established() {
 
 /// A target that stalls during a flood loses the packets that arrive meanwhile.
 #[test]
-fn a_request_outlasts_two_seconds_without_anybody() {
+fn a_request_survives_two_seconds_without_a_peer() {
     let mut net = plain(false);
     let (start, host, target) = (net.now(), net.node(0).address, net.node(1).address);
     net.air.cut(host, target, start + Duration::from_secs(2));
@@ -273,7 +273,7 @@ fn a_request_outlasts_two_seconds_without_anybody() {
 }
 
 #[test]
-fn a_first_message_stands_for_a_lost_confirmation() {
+fn the_first_message_replaces_a_lost_ready_to_use() {
     let mut net = plain(false);
     let host = connect(&mut net, &[]);
     let asked = incoming(&mut net);
@@ -293,7 +293,7 @@ fn a_first_message_stands_for_a_lost_confirmation() {
 }
 
 #[test]
-fn a_lost_confirmation_is_asked_for_again() {
+fn a_lost_ready_to_use_is_requested_again() {
     let mut net = plain(false);
     connect(&mut net, &[]);
     let asked = incoming(&mut net);

@@ -11,7 +11,7 @@ proptest! {
 
     /// Any bytes, with a right CRC or not, in any state: nothing breaks.
     #[test]
-    fn any_datagram_is_handled_politely(
+    fn arbitrary_datagrams_are_handled_and_accounted(
         seed: u64, datagrams in proptest::collection::vec(
             (0..5u8, proptest::collection::vec(any::<u8>(), 0..300)), 1..60),
     ) {

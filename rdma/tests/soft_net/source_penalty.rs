@@ -47,7 +47,7 @@ fn barred(net: &mut EndpointNetwork) -> u64 {
 }
 
 #[test]
-fn who_comes_up_in_vain_again_and_again_is_passed_over_for_a_while() {
+fn sources_with_repeated_failed_connections_are_blocked_briefly() {
     let mut net = three();
     for count in 0..=VAIN {
         come_and_go(&mut net, 0, false, count % 2 == 0);
@@ -65,7 +65,7 @@ fn who_comes_up_in_vain_again_and_again_is_passed_over_for_a_while() {
 }
 
 #[test]
-fn who_is_let_in_comes_and_goes_as_often_as_it_likes() {
+fn admitted_hosts_may_reconnect_without_limit() {
     let mut net = three();
     for count in 0..10 * VAIN {
         come_and_go(&mut net, 0, true, count % 2 == 0);
@@ -75,7 +75,7 @@ fn who_is_let_in_comes_and_goes_as_often_as_it_likes() {
 
 /// The forger's victim answers the questions that everybody answers, and ignores our replies.
 #[test]
-fn forged_requests_bar_nobody() {
+fn forged_requests_block_no_source() {
     let mut net = three();
     connect(&mut net, &[]);
     let request = ConnectRequest::of(&incoming(&mut net)).unwrap().message;

@@ -39,7 +39,7 @@ fn headers(datagrams: &[Vec<u8>]) -> Vec<(Opcode, Option<u32>, Option<[u8; 4]>)>
 }
 
 #[test]
-fn a_receive_completes_with_the_immediate_data_and_the_length_of_the_write() {
+fn a_receive_completes_with_immediate_data_and_write_length() {
     let (mut a, mut b) = pair();
     for len in [0, 1, 64, MTU - 1, MTU, MTU + 1, 40 * MTU + 3] {
         let remote = b.expose(len, 7, Rights::WRITE);
@@ -161,7 +161,7 @@ fn a_write_waits_at_its_last_packet_for_a_receive() {
 }
 
 #[test]
-fn each_packet_of_a_write_may_be_lost() {
+fn a_write_with_immediate_survives_the_loss_of_any_packet() {
     for (selective, lost) in [false, true].into_iter().flat_map(|s| (0..4).map(move |n| (s, n))) {
         let settings = Settings { selective, ..settings(4) };
         let (mut a, mut b) = (End::new(&settings), End::new(&settings));

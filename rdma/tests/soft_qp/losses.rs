@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_gap_is_reported_once_and_healed() {
+fn a_sequence_gap_is_reported_once_and_recovered() {
     let (mut a, mut b) = pair();
     for tag in 0..6 {
         b.recv(tag, 64);
@@ -62,7 +62,7 @@ fn duplicates_are_acknowledged_and_not_executed() {
 /// A peer might take the number of a read in an acknowledgement for the end of the read, and any
 /// acknowledgement amid its packets for nonsense.
 #[test]
-fn the_data_of_a_read_are_all_that_acknowledges_it() {
+fn read_requests_are_acknowledged_only_by_their_data() {
     let (_, mut b) = pair();
     let remote = b.expose(2 * MTU, 3, Rights::ALL);
     (0..4).for_each(|tag| b.recv(tag, 64));
@@ -95,7 +95,7 @@ fn the_data_of_a_read_are_all_that_acknowledges_it() {
 }
 
 #[test]
-fn a_repeated_request_does_not_silence_a_complaint() {
+fn a_duplicate_request_does_not_suppress_a_sequence_nak() {
     let (_, mut b) = pair();
     (0..4).for_each(|tag| b.recv(tag, 64));
     b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
@@ -133,7 +133,7 @@ fn a_missing_receive_makes_the_peer_wait() {
 
 /// What a peer without a receive has executed before is done, and it gets its time all the same.
 #[test]
-fn a_missing_receive_may_acknowledge_what_came_before() {
+fn an_rnr_nak_acknowledges_earlier_packets() {
     let mut a = End::new(&settings(1));
     a.send(1, 64, 0);
     a.send(2, 64, 0);
@@ -147,7 +147,7 @@ fn a_missing_receive_may_acknowledge_what_came_before() {
 
 /// The network may bring "not ready" after the acknowledgement of the same packet.
 #[test]
-fn a_late_word_of_a_missing_receive_changes_nothing() {
+fn a_late_rnr_nak_is_ignored() {
     let mut a = End::new(&settings(2));
     let into = a.buf(64, 0);
     a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 64 } });
@@ -166,7 +166,7 @@ fn a_late_word_of_a_missing_receive_changes_nothing() {
 /// A pause may end with nothing to send again, while the data of a read, asked for once more, are
 /// lost.
 #[test]
-fn after_a_pause_a_silent_peer_is_asked_again() {
+fn a_lost_read_is_requested_again_after_an_rnr_wait() {
     let mut a = End::new(&settings(2));
     let into = a.buf(64, 0);
     a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 64 } });
@@ -206,7 +206,7 @@ fn sendings(a: &mut End, messages: std::ops::Range<u32>, trip: Duration) -> Vec<
 /// What has been sent twice says nothing of how long an answer takes. So who had to be probed is given
 /// more time at the next message as well, or it would be probed at each.
 #[test]
-fn a_way_that_has_become_longer_is_learned() {
+fn an_increased_round_trip_time_is_learned() {
     for selective in [false, true] {
         let mut a = End::new(&Settings { selective, ..settings(1) });
         let [short, long] = [100, 3000].map(Duration::from_micros);
@@ -218,7 +218,7 @@ fn a_way_that_has_become_longer_is_learned() {
 
 /// Other peers answer what they have executed before only when they are asked.
 #[test]
-fn a_packet_that_breaks_a_silence_asks_for_an_answer() {
+fn a_retransmission_after_silence_requests_an_ack() {
     let mut a = End::new(&settings(1));
     a.send(1, 20 * MTU, 0);
     assert_eq!(a.transmit_all().len(), 16, "a window, and more waits");
@@ -269,7 +269,7 @@ fn a_silent_peer_is_given_up_after_the_last_retry() {
 }
 
 #[test]
-fn a_read_goes_on_where_its_data_got_lost() {
+fn only_missing_read_responses_are_requested_again() {
     let (mut a, mut b) = pair();
     let remote = b.expose(4 * MTU, 3, Rights::READ);
     let into = a.buf(4 * MTU, 0);
@@ -311,7 +311,7 @@ fn an_acknowledgement_past_a_read_means_its_data_are_lost() {
 }
 
 #[test]
-fn a_forgotten_key_does_not_matter_to_a_repeated_read_but_to_a_new_one() {
+fn a_revoked_key_is_tolerated_only_for_repeated_reads() {
     let (mut a, mut b) = pair();
     let remote = b.expose(64, 3, Rights::READ);
     let into = a.buf(64, 0);
@@ -360,7 +360,7 @@ fn a_read_that_was_never_asked_for_is_not_repeated() {
 }
 
 #[test]
-fn only_the_last_reads_are_kept() {
+fn only_the_last_reads_can_be_repeated() {
     let mut b = End::new(&settings(2));
     let remote = b.expose(64, 0, Rights::READ);
     for at in 0..5 {
@@ -376,7 +376,7 @@ fn only_the_last_reads_are_kept() {
 }
 
 #[test]
-fn reads_asked_for_again_before_they_left_still_count() {
+fn repeated_unanswered_reads_count_towards_the_limit() {
     let mut b = End::new(&settings(4));
     let remote = b.expose(64, 0, Rights::READ);
     for at in 0..5 {

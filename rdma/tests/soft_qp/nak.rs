@@ -51,7 +51,7 @@ fn wrong_padding_is_refused() {
 }
 
 #[test]
-fn messages_are_counted() {
+fn msn_counts_completed_messages() {
     let mut b = End::new(&settings(2));
     let remote = b.expose(3 * MTU, 0, Rights::ALL);
     b.recv(1, 4 * MTU);
@@ -116,7 +116,7 @@ fn more_reads_than_granted_are_refused() {
 }
 
 #[test]
-fn answers_that_are_not_collected_are_bounded() {
+fn untransmitted_responses_are_bounded() {
     let mut b = End::new(&settings(4));
     let remote = b.expose(64, 0, Rights::READ);
     for at in 0..64 {
@@ -140,7 +140,7 @@ fn answers_that_are_not_collected_are_bounded() {
 }
 
 #[test]
-fn answers_that_make_no_sense_change_nothing() {
+fn invalid_responses_are_ignored() {
     let mut a = End::new(&settings(2));
     a.send(1, 64, 0);
     let into = a.buf(64, 0);
@@ -159,7 +159,7 @@ fn answers_that_make_no_sense_change_nothing() {
 }
 
 #[test]
-fn refusals_become_faults_of_the_work_they_mean() {
+fn naks_fail_the_work_request_that_they_refer_to() {
     for (refusal, fault) in [
         (Nak::RemoteAccess, Fault::RemoteAccess),
         (Nak::InvalidRequest, Fault::RemoteOperation),

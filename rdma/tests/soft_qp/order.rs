@@ -17,7 +17,7 @@ fn messages_of_all_lengths_arrive() {
 }
 
 #[test]
-fn reads_and_writes_move_exposed_memory_and_a_send_takes_the_key_away() {
+fn reads_and_writes_move_data_and_send_invalidates_the_key() {
     let (mut a, mut b) = pair();
     let remote = b.expose(100_000, 7, Rights::READ.and(Rights::WRITE));
     let into = a.buf(100_000, 0);
@@ -46,7 +46,7 @@ fn reads_and_writes_move_exposed_memory_and_a_send_takes_the_key_away() {
 }
 
 #[test]
-fn a_push_is_a_train_of_equal_segments_with_one_request_for_an_acknowledgement() {
+fn equal_write_segments_and_their_send_request_one_ack() {
     let mut a = End::new(&Settings { window: 128, ..settings(1) });
     let from = a.buf(16 * MTU, 0);
     a.post(1, Work::Write { from, to: Remote { addr: 0x1000, key: 5, len: 16 * MTU } });
@@ -89,7 +89,7 @@ fn patient(selective: bool) -> (End, Duration) {
 }
 
 #[test]
-fn a_mere_acknowledgement_waits_for_company_but_not_long() {
+fn pure_acknowledgements_are_delayed_for_a_bounded_time() {
     let (mut b, delay) = patient(false);
     let message = |b: &mut End, at| b.request(Opcode::SendOnly, at, Extended::default(), &[0; 64]);
     message(&mut b, 0);
@@ -136,7 +136,7 @@ fn a_mere_acknowledgement_waits_for_company_but_not_long() {
 /// Its socket may have no room when it is to leave. It leaves when there is some, and nobody need look
 /// at the clock for that.
 #[test]
-fn an_acknowledgement_that_waits_for_room_has_no_time() {
+fn an_overdue_acknowledgement_arms_no_timer() {
     let (mut b, delay) = patient(false);
     let message = |b: &mut End, at| b.request(Opcode::SendOnly, at, Extended::default(), &[0; 64]);
     for at in 0..2 {
@@ -150,7 +150,7 @@ fn an_acknowledgement_that_waits_for_room_has_no_time() {
 }
 
 #[test]
-fn one_of_our_own_kind_hears_of_several_packets_at_once() {
+fn nvmfd_peers_get_one_acknowledgement_for_several_packets() {
     let (mut b, delay) = patient(true);
     for at in 0..4 {
         b.request(Opcode::SendOnly, at, Extended::default(), &[0; 64]);
@@ -187,7 +187,7 @@ fn a_batch_costs_one_acknowledgement() {
 }
 
 #[test]
-fn the_window_and_the_depth_of_reads_are_kept() {
+fn window_and_read_depth_limits_are_respected() {
     let mut a = End::new(&settings(2));
     a.send(1, 100 * MTU, 0);
     assert_eq!(a.transmit_all().len(), 16);
@@ -210,7 +210,7 @@ fn the_window_and_the_depth_of_reads_are_kept() {
 
 /// Packets of equal length form trains; a send still follows the writes before it.
 #[test]
-fn what_is_posted_together_leaves_writes_first_then_sends_then_reads() {
+fn batched_work_is_sent_writes_first_then_sends_then_reads() {
     let mut a = End::new(&settings(2));
     let remote = |len| Remote { addr: 0, key: 1, len };
     let into = a.buf(64, 0);
@@ -255,7 +255,7 @@ fn a_send_does_not_wait_for_many_writes_that_were_posted_behind_it() {
 }
 
 #[test]
-fn our_own_kind_is_asked_for_pairs_of_packets_while_nothing_gets_lost() {
+fn reads_from_nvmfd_peers_request_two_packets_each() {
     let asked = |selective, reads| {
         let mut a = End::new(&Settings { selective, window: 64, ..settings(reads) });
         let into = a.buf(7 * MTU, 0);
@@ -271,7 +271,7 @@ fn our_own_kind_is_asked_for_pairs_of_packets_while_nothing_gets_lost() {
 }
 
 #[test]
-fn writes_in_many_packets_as_others_send_them() {
+fn multi_packet_writes_of_other_peers_are_executed() {
     let mut b = End::new(&settings(2));
     let remote = b.expose(3 * MTU, 0, Rights::WRITE);
     let all = Remote { len: 2 * MTU + 5, ..remote };

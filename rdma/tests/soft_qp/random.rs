@@ -36,7 +36,7 @@ proptest! {
 
     /// Random packets of the peer: no panic, and all work completes exactly once.
     #[test]
-    fn no_peer_can_break_it(blows in proptest::collection::vec(blow(), 1..80)) {
+    fn all_work_completes_once_despite_arbitrary_packets(blows in proptest::collection::vec(blow(), 1..80)) {
         let mut end = End::new(&settings(3));
         let remote = end.expose(3000, 0, Rights::ALL);
         let (mut posted, mut next, mut received) = (0u64, 0u32, 0u32);

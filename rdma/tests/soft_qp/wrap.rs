@@ -18,7 +18,7 @@ fn a_newer_acknowledgement_replaces_an_older_one_over_the_wrap() {
 }
 
 #[test]
-fn data_of_a_read_are_repeated_from_before_the_wrap_and_not_before_they_have_left() {
+fn only_transmitted_read_data_is_repeated_across_the_wrap() {
     let mut end = End::new(&settings(1));
     let remote = end.expose(5 * MTU, 7, Rights::READ);
     let begin = |ahead: u32| Remote {
@@ -43,7 +43,7 @@ fn data_of_a_read_are_repeated_from_before_the_wrap_and_not_before_they_have_lef
 /// The last that came behind a gap was beyond the wrap, and what comes now is before it: the peer has
 /// gone back.
 #[test]
-fn a_gap_is_reported_again_when_its_peer_goes_back_over_the_wrap() {
+fn a_gap_is_reported_again_after_go_back_n_across_the_wrap() {
     let mut end = End::new(&settings(1));
     end.reorder = ReorderBuffer::new(0);
     let mut report = |ahead| {
@@ -59,7 +59,7 @@ fn a_gap_is_reported_again_when_its_peer_goes_back_over_the_wrap() {
 
 /// A packet before the last read is acknowledged when it is repeated without that read.
 #[test]
-fn what_comes_before_a_read_is_acknowledged_when_it_is_repeated_alone_over_the_wrap() {
+fn a_lone_repeat_before_a_read_is_acknowledged_across_the_wrap() {
     let mut end = End::new(&settings(1));
     let remote = end.expose(64, 7, Rights::READ);
     (0..5).for_each(|tag| end.recv(tag, 8));

@@ -131,7 +131,7 @@ mod tests {
     use crate::allocation::SpaceState::{self, Low, Overcommitted, Sufficient};
 
     #[test]
-    fn a_state_of_space_begins_at_its_condition_and_ends_one_percent_beyond() {
+    fn space_states_have_a_hysteresis_of_one_percent() {
         // Free and unallocated bytes of a file system of 1000, and the state after these.
         let steps: [(u64, u64, SpaceState); 13] = [
             (500, 500, Sufficient),

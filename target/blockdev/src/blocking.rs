@@ -409,7 +409,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[test]
-    fn what_hangs_is_not_tried_again_before_it_has_come_back() {
+    fn a_path_with_a_hanging_task_is_refused_until_the_task_ends() {
         let (opening, path) = (BlockingPool::default(), Path::new("/disk"));
         let go_on = opening.hang_at(path);
         for _ in 0..3 {
@@ -429,7 +429,7 @@ mod tests {
 
     /// A start with a thousand namespaces probes a thousand paths.
     #[test]
-    fn so_many_threads_are_at_work_and_who_is_given_up_keeps_nobody_from_it() {
+    fn running_tasks_are_bounded_and_timed_out_ones_do_not_count() {
         let opening = BlockingPool::default();
         let (go_on, hangs) = channel::<()>();
         let hangs = Arc::new(Mutex::new(hangs));
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn one_task_runs_for_a_path_and_who_waits_behind_one_that_hangs_hears_of_it() {
+    fn tasks_of_a_path_run_one_at_a_time_and_fail_behind_a_timed_out_task() {
         let (pool, path) = (BlockingPool::default(), Path::new("/disk"));
         let (go_on, hangs) = channel::<()>();
         let (begins, begun) = channel();
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_awaits_starts_beside_all_that_is_awaited() {
+    fn spawned_tasks_start_beyond_the_limit_of_running_tasks() {
         let pool = BlockingPool::default();
         let (go_on, hangs) = channel::<()>();
         let hangs = Arc::new(Mutex::new(hangs));
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_have_a_maximum_and_who_comes_back_serves_who_waits() {
+    fn threads_are_bounded_and_a_finished_thread_serves_the_queue() {
         let pool = BlockingPool::bounded(2, IDLE_MAX);
         let (go_on, hangs) = channel::<()>();
         let hangs = Arc::new(Mutex::new(hangs));

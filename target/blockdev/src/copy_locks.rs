@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_ends_with_its_unit() {
+    fn a_copy_ends_at_the_boundary_of_its_lock_unit() {
         let locks = CopyLocks::default();
         let lens = [(0, 4096), (512, 1 << 20), (UNIT_BYTES - 512, 4096), (5 * UNIT_BYTES, 1 << 20)];
         let lens = lens.map(|(at, len)| locks.lock(at, len, true).1);

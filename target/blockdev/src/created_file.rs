@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_made_and_nobody_has_touched_goes() {
+    fn only_a_newly_created_and_unmodified_file_is_removed() {
         let directory = crate::testing::directory();
         let path = directory.path().join("disk");
         drop(made(&path).1.expect("made"));

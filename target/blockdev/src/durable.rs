@@ -197,7 +197,7 @@ mod tests {
     use crate::durable::*;
 
     #[test]
-    fn what_an_observer_refuses_is_not_done() {
+    fn operations_refused_by_the_observer_are_not_executed() {
         let directory = tempfile::tempdir().unwrap();
         let [a, b] = ["a", "b"].map(|name| directory.path().join(name));
         fs::write(&a, "a").unwrap();
@@ -218,7 +218,7 @@ mod tests {
     /// A descriptor that was opened with O_PATH: a function that does not call fsync does not fail
     /// with it.
     #[test]
-    fn each_synchronisation_is_one_of_the_system() {
+    fn each_sync_function_issues_a_system_call() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         fs::write(&path, "a").unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_synchronised_with_all_entries_that_lead_to_it() {
+    fn a_foreign_file_is_synced_with_all_directory_entries_of_its_path() {
         let directory = tempfile::tempdir().unwrap();
         let [real, links] = ["real", "links"].map(|name| directory.path().join(name));
         [&real, &links].into_iter().for_each(|path| fs::create_dir(path).unwrap());

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_reads_as_zeros_in_whichever_way_the_store_can() {
+    fn erase_zeroes_all_bytes_with_every_supported_method() {
         let directory = crate::testing::directory();
         let path = directory.path().join("disk");
         let bytes = (40 << 20) + 512;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stops_it_finds_nothing_erased_behind_where_it_was() {
+    fn a_stopped_erase_leaves_later_bytes_unchanged() {
         let directory = crate::testing::directory();
         let path = directory.path().join("disk");
         let bytes = 40 << 20;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_fails_says_why_and_a_failed_synchronisation_stays() {
+    fn erase_reports_each_device_error_and_a_failed_sync_is_sticky() {
         let directory = crate::testing::directory();
         let path = directory.path().join("disk");
         let backing = open(BackingKind::File { path, size: Some(1 << 20) }, 4096);
@@ -306,7 +306,7 @@ mod tests {
 
     /// Counts calls of `stop` as observations of a caller that waits.
     #[test]
-    fn a_failed_synchronisation_is_told_when_it_is_kept() {
+    fn erase_reports_a_failed_sync_only_after_recording() {
         let directory = crate::testing::directory();
         let path = directory.path().join("disk");
         let backing = open(BackingKind::File { path, size: Some(1 << 20) }, 4096);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_those_that_the_size_allows() {
+    fn formats_are_limited_by_device_size_and_smallest_block() {
         let of = |size, block| open(BackingKind::Null { size }, block).formats();
         assert_eq!(of(4096 * 3, 4096), BlockSizes::those(|_| true));
         assert_eq!(of(4096 * 3, 512), BlockSizes::those(|_| true));

@@ -78,7 +78,7 @@ mod tests {
         [OpKind::Read, OpKind::Write, OpKind::Flush, OpKind::Discard, OpKind::Zero];
 
     #[test]
-    fn the_table() {
+    fn each_errno_maps_to_its_nvme_status() {
         let internal = Status::INTERNAL_ERROR.with_dnr();
         let full = Status::CAPACITY_EXCEEDED.with_dnr();
         let protected = Status::NAMESPACE_WRITE_PROTECTED.with_dnr();

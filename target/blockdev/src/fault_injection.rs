@@ -107,7 +107,7 @@ mod tests {
     use crate::fault_injection::*;
 
     #[test]
-    fn each_fault_hits_what_it_says() {
+    fn each_injected_fault_affects_only_its_operations() {
         let read = Step::Read { at: 0, skip: 0, len: 8192 };
         let write = Step::Write { at: 0, skip: 0, len: 8192, durable: false };
         let steps = [read, write, Step::Sync];

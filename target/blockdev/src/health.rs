@@ -365,7 +365,7 @@ mod tests {
     use crate::health::*;
 
     #[test]
-    fn down_bars_everything_and_a_failed_sync_bars_promises() {
+    fn a_down_device_rejects_all_io_and_a_failed_sync_only_durable_io() {
         let health = Health::default();
         assert_eq!((health.rejects(false), health.rejects(true)), (None, None));
         assert!(health.fail_sync(Status::WRITE_FAULT));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_unrecorded_only_while_somebody_is_to_keep_it() {
+    fn a_sync_failure_counts_as_unrecorded_only_with_a_recorder() {
         let health = Health::default();
         let failed = || {
             health.trust();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn in_standby_hosts_are_sent_to_another_path_and_nothing_is_wrong() {
+    fn a_standby_device_returns_ana_inaccessible_and_is_not_degraded() {
         let health = Health::default();
         health.set_standby(true);
         let elsewhere = Some(Status::ANA_INACCESSIBLE);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_shortened_stays_down_until_it_is_trusted() {
+    fn a_shortened_device_stays_down_until_trusted() {
         let health = Health::default();
         health.note_shortened();
         assert!(health.set_down() && !health.set_up() && health.is_down());
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_that_may_mean_the_end_are_looked_into() {
+    fn errors_of_a_possibly_failed_device_mark_the_device_as_suspect() {
         for (errno, suspect, media) in [
             (libc::EIO, true, 1),
             (libc::ENODEV, true, 0),

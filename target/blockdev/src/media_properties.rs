@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_whole_only_as_far_as_file_system_and_device_write_it_whole() {
+    fn atomic_write_size_is_the_minimum_of_file_system_and_device() {
         let whole = |kind, block_bytes, device| {
             on_file_system(kind, Some(block_bytes), "rw", device).power_fail_atomic_bytes
         };
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sentence_tells_of_all_blocks_that_may_be_torn() {
+    fn a_single_message_lists_namespaces_whose_blocks_may_be_torn() {
         let torn = |whole| Torn::of("namespace 1".to_owned(), 4096, whole);
         assert_eq!([torn(None), torn(Some(4096)), torn(Some(8192))], [const { None }; 3]);
         let torn = torn(Some(512)).unwrap();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_outlast_the_machine_is_known_by_kind_and_options() {
+    fn volatile_file_systems_are_detected_by_type_and_mount_options() {
         let says =
             |kind, options: &str, device| on_file_system(kind, None, options, device).volatile;
         let overlay = 0x794c_7630;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_memory_and_one_on_a_disk_are_told_apart() {
+    fn files_in_memory_and_on_a_block_device_are_distinguished() {
         use nix::sys::memfd::{MFdFlags, memfd_create};
         let memory = File::from(memfd_create("below", MFdFlags::MFD_CLOEXEC).unwrap());
         let found = Below::of(&memory);
@@ -246,7 +246,7 @@ mod tests {
 
     /// A stripe over a partition of a device with large sectors and one with small ones.
     #[test]
-    fn a_device_is_as_whole_and_as_lasting_as_its_weakest_part() {
+    fn a_stacked_device_is_as_atomic_and_durable_as_its_weakest_part() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let disk = |name: &str, bytes: &str| {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_is_as_its_file_is() {
+    fn a_loop_device_has_the_properties_of_its_file() {
         let directory = crate::testing::directory();
         let at = directory.path().join("loop0");
         fs::create_dir_all(at.join("queue")).unwrap();

@@ -123,13 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_another_initiator_has_reserved_is_awaited() {
+    fn a_reservation_of_another_initiator_is_a_temporary_open_error() {
         let refused = failed("cannot read /a", &io::Error::from_raw_os_error(libc::EBADE));
         assert!(refused.may_pass && refused.sentence.contains("has reserved"), "{refused}");
     }
 
     #[test]
-    fn what_a_unit_denies_is_told_with_what_helps_there() {
+    fn access_denied_by_the_systemd_unit_is_reported_with_a_remedy() {
         let told = |errno| failed("cannot open /a", &io::Error::from_raw_os_error(errno)).sentence;
         for (errno, remedy) in [
             (libc::EPERM, "DeviceAllow="),

@@ -325,7 +325,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_image_that_another_machine_has_is_refused_until_that_gives_it_up() {
+    fn an_image_owned_by_another_machine_is_refused_until_released() {
         let (_directory, path) = image();
         let (this, other) = (Daemon::this(), storage2());
         let (owner, calls) = calls(|| Owner::take(&path, &other).unwrap());
@@ -350,7 +350,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_this_machine_has_left_behind_is_taken_over_and_nothing_else() {
+    fn only_stale_owner_files_of_this_machine_are_taken_over() {
         let (_directory, path) = image();
         let this = Daemon::this();
         let alive = Daemon { process: 1, begun: begun(1).unwrap(), ..this.clone() };
@@ -378,7 +378,7 @@ pub(super) mod tests {
 
     /// The image is opened again while the old file is still owned.
     #[test]
-    fn the_next_one_of_a_daemon_outlasts_the_one_before() {
+    fn an_owner_file_survives_the_drop_of_an_earlier_owner() {
         let (_directory, path) = image();
         let first = Owner::take(&path, &Daemon::this()).unwrap();
         let second = Owner::take(&path, &Daemon::this()).unwrap();
@@ -389,7 +389,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_that_makes_no_sense_is_somebodys() {
+    fn a_corrupt_owner_file_prevents_takeover() {
         let (_directory, path) = image();
         std::mem::forget(Owner::take(&path, &Daemon::this()).unwrap());
         let at = path_of(&path).unwrap();

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_reflinks_is_named_with_what_to_do() {
+    fn a_copy_without_reflink_support_fails_with_a_remedy() {
         let directory = in_memory();
         let source = directory.path().join("source");
         fs::write(&source, "data").unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_durable_before_it_has_a_name() {
+    fn a_copy_is_synced_before_its_name_is_linked() {
         let directory = in_memory();
         let path = directory.path().join("copy");
         let copy = Reflink::create(&path).unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_removed_when_nobody_serves_it_and_nothing_else_ever_is() {
+    fn only_snapshots_not_in_use_are_removed() {
         let directory = crate::testing::directory();
         let path = directory.path().join("copy");
         let copy = Reflink::create(&path).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_replaced() {
+    fn a_reflink_never_replaces_an_existing_file() {
         let directory = in_memory();
         let path = directory.path().join("copy");
         let late = Reflink::create(&path).unwrap();

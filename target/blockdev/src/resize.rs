@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_as_large_as_its_administrator_made_it() {
+    fn a_file_grows_only_to_its_actual_size_and_shrinks_by_configuration() {
         let directory = crate::testing::directory();
         let path = directory.path().join("disk");
         let of = |size: Option<u64>| BackingKind::File { path: path.clone(), size };
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_nothing_have_the_size_that_the_text_says() {
+    fn ram_and_null_devices_are_resized_to_the_configured_size() {
         let backing = open(BackingKind::Ram { size: 8192 });
         let bytes = || backing.file.as_ref().unwrap().metadata().unwrap().len();
         for size in [16384, 4096] {

@@ -107,7 +107,7 @@ mod tests {
 
     /// The layout of the kernel: the directory of a partition is inside that of its disk.
     #[test]
-    fn disks_and_partitions_are_known_by_what_stays_with_them() {
+    fn block_devices_and_partitions_are_identified_by_their_wwid() {
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("sda");
         fs::create_dir_all(disk.join("queue")).unwrap();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvme_writes_whole_counts_where_a_partition_begins_at_a_multiple() {
+    fn nvme_atomic_write_size_requires_an_aligned_partition() {
         let directory = tempfile::tempdir().unwrap();
         for (name, bytes) in [("nvme0n1", [16384, 512]), ("sda", [512, 512])] {
             let disk = directory.path().join(name);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_memory_are_known_by_their_names() {
+    fn memory_devices_are_recognized_by_name() {
         let directory = tempfile::tempdir().unwrap();
         for (name, is_memory) in
             [("ram0", true), ("zram12", true), ("nullb0", true), ("sda", false), ("ramx", false)]

@@ -59,7 +59,7 @@ fn a_file_and_its_name_are_durable_before_it_is_served() {
 }
 
 #[test]
-fn an_existing_file_is_taken_as_it_is() {
+fn an_existing_file_is_opened_with_its_size() {
     let dir = directory();
     let path = dir.path().join("disk.img");
     drop(BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap());
@@ -72,7 +72,7 @@ fn an_existing_file_is_taken_as_it_is() {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_refused() {
+fn invalid_and_mismatched_sizes_are_refused() {
     let dir = directory();
     let path = dir.path().join("disk.img");
     assert_says(&refusal(&config(&path, None, 4096)), &["does not exist", "give a size"]);
@@ -106,7 +106,7 @@ fn sizes_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn what_is_no_store_is_refused_by_name() {
+fn paths_other_than_files_and_block_devices_are_refused() {
     let dir = directory();
     assert_says(&refusal(&config(dir.path(), None, 512)), &["is a directory"]);
     let null = Path::new("/dev/null");
@@ -127,7 +127,7 @@ fn what_is_no_store_is_refused_by_name() {
 
 /// procfs is a file system without direct I/O that every Linux has.
 #[test]
-fn a_file_system_without_direct_io_is_named() {
+fn an_open_error_names_the_file_system_without_direct_io() {
     let path = Path::new("/proc/version");
     let sentence = refusal(&BackingConfig { read_only: true, ..config(path, None, 512) });
     assert_says(&sentence, &["/proc/version", "O_DIRECT", "file system (proc)", "ext4"]);
@@ -144,7 +144,12 @@ fn two_daemons_never_serve_one_file() {
     let us = format!("process {}", std::process::id());
     assert_says(&second, &["in use by another nvmfd", &us]);
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "tests::the_other_daemon", "--nocapture"])
+        .args([
+            "--ignored",
+            "--exact",
+            "tests::second_daemon_is_refused_a_locked_file",
+            "--nocapture",
+        ])
         .env(LOCK_PATH, &path)
         .output()
         .unwrap();
@@ -161,7 +166,7 @@ fn two_daemons_never_serve_one_file() {
 
 /// The kernel's list of locks is read while others take and release locks.
 #[test]
-fn who_serves_a_file_is_told_however_many_locks_come_and_go() {
+fn the_lock_holder_is_reported_despite_concurrent_lock_changes() {
     let dir = directory();
     let path = dir.path().join("disk.img");
     let _first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
@@ -192,14 +197,14 @@ fn record_lock(file: &fs::File, kind: libc::c_int) {
 
 #[test]
 #[ignore = "the second process of two_daemons_never_serve_one_file"]
-fn the_other_daemon() {
+fn second_daemon_is_refused_a_locked_file() {
     if let Some(path) = std::env::var_os(LOCK_PATH) {
         println!("{}", refusal(&config(&PathBuf::from(path), None, 512)));
     }
 }
 
 #[test]
-fn another_device_takes_nobodys_place() {
+fn a_device_with_another_identity_is_no_replacement() {
     let dir = directory();
     let device = |identity: Option<&str>| {
         let mut backing =
@@ -285,7 +290,7 @@ fn short_transfers_go_on_with_the_rest() {
 }
 
 #[test]
-fn nonsense_is_an_internal_error() {
+fn impossible_kernel_results_are_internal_errors() {
     let (_dir, mut stage) = Stage::new();
     let internal = Some(Err(Status::INTERNAL_ERROR.with_dnr()));
     assert_eq!(stage.read(0, 4096).advance(4097, &stage.backing), internal);
@@ -295,7 +300,7 @@ fn nonsense_is_an_internal_error() {
 }
 
 #[test]
-fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
+fn a_file_end_within_the_namespace_takes_the_device_down() {
     let (_dir, mut stage) = Stage::new();
     let not_ready = Some(Err(Status::NAMESPACE_NOT_READY.with_crd(1)));
     assert_eq!(stage.read(0, 4096).immediate_result(&stage.backing), None);
@@ -313,7 +318,7 @@ fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
 }
 
 #[test]
-fn what_is_written_is_unsynced_until_a_flush_succeeds() {
+fn writes_are_unsynced_until_a_flush_succeeds() {
     let (_dir, mut stage) = Stage::new();
     let health = std::sync::Arc::clone(stage.backing.health());
     assert!(health.has_unsynced(), "an earlier process may have written something");
@@ -335,7 +340,7 @@ fn what_is_written_is_unsynced_until_a_flush_succeeds() {
 /// A removed device ends at 0, and the kernel returns ENOSPC for a write beyond its end, as for a
 /// full file system.
 #[test]
-fn a_device_without_space_may_be_tried_again_a_file_may_not() {
+fn enospc_of_a_device_is_retryable_and_of_a_file_is_not() {
     let (_dir, mut stage) = Stage::new();
     let full = Status::CAPACITY_EXCEEDED;
     let answer = stage.write(0, 512, false).advance(-libc::ENOSPC, &stage.backing);
@@ -347,7 +352,7 @@ fn a_device_without_space_may_be_tried_again_a_file_may_not() {
 }
 
 #[test]
-fn the_kernel_may_not_ask_for_ever() {
+fn eagain_is_retried_a_bounded_number_of_times() {
     let (_dir, mut stage) = Stage::new();
     let mut read = stage.read(0, 512);
     let answers = (0..1000).map_while(|_| match read.advance(-libc::EAGAIN, &stage.backing) {
@@ -361,7 +366,7 @@ fn the_kernel_may_not_ask_for_ever() {
 }
 
 #[test]
-fn zeros_find_their_way() {
+fn zeroing_falls_back_to_punch_and_then_to_writes() {
     let (_dir, stage) = Stage::new();
     let backing = &stage.backing;
     let len = 600 * 1024;
@@ -385,7 +390,7 @@ fn zeros_find_their_way() {
 }
 
 #[test]
-fn deallocating_zeros_and_discards_punch() {
+fn deallocating_write_zeroes_and_discards_punch_holes() {
     let (_dir, stage) = Stage::new();
     let mut zero = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
     let punch = Step::Space { how: Space::Punch, at: 0, len: 512 };
@@ -398,7 +403,7 @@ fn deallocating_zeros_and_discards_punch() {
 }
 
 #[test]
-fn a_failed_flush_sticks() {
+fn a_failed_flush_fails_all_later_flushes_and_fua_writes() {
     for (errno, status) in
         [(libc::EIO, Status::WRITE_FAULT), (libc::ENOSPC, Status::CAPACITY_EXCEEDED.with_dnr())]
     {
@@ -420,7 +425,7 @@ fn a_failed_flush_sticks() {
 }
 
 #[test]
-fn a_fua_write_that_loses_the_sync_sticks_and_one_without_space_does_not() {
+fn eio_of_a_fua_write_is_sticky_and_enospc_is_not() {
     let (_dir, mut stage) = Stage::new();
     let full = stage.write(0, 512, true).advance(-libc::ENOSPC, &stage.backing);
     assert_eq!(full, Some(Err(Status::CAPACITY_EXCEEDED.with_dnr())));
@@ -446,7 +451,7 @@ fn operations_outside_the_namespace_never_reach_the_kernel() {
 }
 
 #[test]
-fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
+fn pending_io_beyond_a_reduced_size_is_out_of_range() {
     let (_dir, mut stage) = Stage::new();
     let size = stage.backing.size_bytes();
     let outside = Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
@@ -466,7 +471,7 @@ fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
 }
 
 #[test]
-fn a_store_is_shared_only_by_those_that_are_told_so() {
+fn a_file_is_shared_only_if_all_openers_configure_sharing() {
     let directory = directory();
     let kind = BackingKind::File { path: directory.path().join("disk"), size: Some(1 << 20) };
     let alone = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
@@ -482,7 +487,7 @@ fn a_store_is_shared_only_by_those_that_are_told_so() {
 }
 
 #[test]
-fn an_image_on_a_file_system_of_several_machines_is_opened_by_one_of_them() {
+fn an_image_on_a_shared_file_system_is_opened_by_one_machine() {
     use super::owner_file::tests::{pretend_several_machines, taken_by_another_machine};
 
     let dir = directory();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_loaded_is_first_and_a_move_has_precedence() {
+    fn groups_are_assigned_to_the_requested_or_least_loaded_gateway() {
         let object = object();
         let mut candidates = Candidates::new([0, 1], &object, 1..=7);
         assert_eq!(candidates.least_loaded(), Some(0), "one group, the other has two");

@@ -566,7 +566,7 @@ mod tests {
     use crate::record::*;
 
     #[test]
-    fn records_are_read_as_they_were_written() {
+    fn records_round_trip() {
         let member = MemberRecord {
             name: "a".to_owned(),
             incarnation: 7,
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn the_applied_version_is_read_as_it_was_written_and_a_reason_is_bounded() {
+    fn the_applied_version_round_trips_with_a_bounded_reason() {
         let why = "no image rbd/x: create it".to_owned();
         for refused in [None, Some((6, why))] {
             let applied = Applied { version: 5, refused };
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_excludes_also_what_its_predecessor_had_to_exclude() {
+    fn a_successor_excludes_pending_clients_of_its_predecessor() {
         let owner = Owner { slot: 0, incarnation: 1, address: "a".to_owned() };
         let record = |ownership| GroupRecord { epoch: 1, ownership };
         let former = vec!["b".to_owned()];

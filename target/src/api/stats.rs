@@ -456,14 +456,14 @@ mod tests {
     }
 
     #[test]
-    fn what_lasts_longer_than_any_bucket_is_told_as_its_beginning() {
+    fn latencies_beyond_the_last_bucket_report_its_lower_bound() {
         let latency = latency(&[100_000_000_000]);
         assert_eq!(latency.below, [[ENDLESS_NS, 1]]);
         assert_eq!(latency.percentile_ns(0.5), Some(1 << 36));
     }
 
     #[test]
-    fn what_was_before_and_what_came_since_are_all() {
+    fn latency_histograms_add_and_subtract_consistently() {
         let (before, since) = (latency(&[5_000, 9_000_000]), latency(&[5_100, 77_000]));
         let mut all = before.clone();
         all.add(&since);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_been_met_since_is_told_by_address() {
+    fn link_errors_since_a_snapshot_are_reported_by_address() {
         let reactor = |all: &[(&str, u64)]| Reactor {
             troubles: all
                 .iter()
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_is_told_of_the_period_or_since_its_connection() {
+    fn controller_stats_cover_the_period_or_the_time_since_connect() {
         let controller = |id, connected_us, ops: &[(&str, u64)]| ControllerStats {
             id,
             connected_us,
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_has_started_again_is_told_from_its_start() {
+    fn stats_after_a_daemon_restart_count_from_its_start() {
         let stats = |at_us, turns| Stats {
             at_us,
             reactors: vec![Reactor { turns, ..Reactor::default() }],

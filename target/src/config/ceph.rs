@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_knows_its_cluster_and_where_addresses_of_clients_are() {
+    fn rbd_images_reference_the_cluster_and_client_address_directory() {
         let ceph = "[ceph]\nconf = '/c'\nkeyring = '/k'\nclient = 'a'";
         let config = read(ceph, "path = 'pool/space/image'").unwrap();
         let NamespaceKind::Rbd { image, cluster } = &config.subsystems[0].namespaces[0].kind else {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_image_cannot_have_is_refused() {
+    fn settings_unsupported_for_rbd_images_are_refused() {
         for (section, namespace, says) in [
             ("", "path = 'image'", "two or three parts"),
             ("", "path = 'pool//image'", "empty"),

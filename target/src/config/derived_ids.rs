@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_about_identifiers_are_told() {
+    fn invalid_identifiers_are_reported() {
         for (key, length) in [("nguid", 32), ("eui64", 16)] {
             let says = |value: &str| config(&[&format!("{key} = \"{value}\"")]).unwrap_err();
             let zeros = "0".repeat(length);

@@ -223,7 +223,7 @@ mod tests {
     const IMAGE: &str = "[[subsystem.namespace]]\nnsid = 1\nkind = 'rbd'\npath = 'rbd/a'\n";
 
     #[test]
-    fn a_member_of_a_group_gives_controller_ids_of_its_slot_and_opens_images_in_standby() {
+    fn a_gateway_uses_controller_ids_of_its_slot_and_standby_images() {
         let config = read(GROUP, IMAGE).unwrap();
         assert_eq!(config.group.as_ref().unwrap().object(), "nvmfd.g");
         assert_eq!(config.subsystems[0].offer.cntlids, 62_001..=64_000);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn gateways_declare_alike_what_hosts_see() {
+    fn group_digest_covers_served_objects_but_not_the_gateway() {
         let digest = |group: &str, more: &str| read(group, more).unwrap().group_digest();
         let own = digest(GROUP, IMAGE);
         assert_eq!(digest(&GROUP.replace("31", "0").replace("'b'", "'a'"), IMAGE), own);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gateways_cannot_serve_alike_is_refused() {
+    fn settings_invalid_in_a_gateway_group_are_refused() {
         let null = "[[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1MiB'\n";
         for (group, more, says) in [
             (GROUP, null, "is no image"),

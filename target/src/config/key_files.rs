@@ -161,7 +161,7 @@ mod tests {
     const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
 
     #[test]
-    fn only_files_that_are_ours_alone_are_read() {
+    fn key_files_accessible_to_other_users_are_refused() {
         let directory = tempdir().unwrap();
         let path = directory.path().join("key");
         assert!(read_secret(&path).unwrap_err().contains("cannot be read"));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn root_judges_for_the_daemon() {
+    fn key_file_ownership_is_checked_for_the_daemons_user() {
         let path = Path::new("/key");
         let says = |owner, us, reader| owned(path, owner, us, reader);
         let daemon = KeyReader::Daemon(Some(997));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_is_whom_its_state_belongs_to() {
+    fn the_daemons_user_is_the_owner_of_its_state_directory() {
         use std::os::unix::fs::chown;
 
         let directory = tempdir().unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_demanded_follows_from_keys_and_rules() {
+    fn authentication_requirements_follow_from_keys_and_policy() {
         let directory = tempdir().unwrap();
         let path = directory.path().join("key");
         write(&path, SECRET).unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_file_is_told() {
+    fn every_unreadable_key_file_is_reported() {
         let file = |name: &str| Path::new("/nonexistent").join(name);
         let config = AuthenticationConfig {
             hosts: vec![HostConfig {

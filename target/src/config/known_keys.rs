@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_every_key_and_no_other() {
+    fn configuration_page_documents_exactly_the_known_keys() {
         let page = page();
         let known: BTreeMap<String, BTreeSet<String>> = known_keys()
             .into_iter()

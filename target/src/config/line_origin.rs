@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn each_line_is_told_by_its_file_or_by_the_change_that_has_written_it() {
+    fn each_line_is_attributed_to_its_file_or_the_change_that_wrote_it() {
         let text = "[[a]]\nn = 1\n[[a]]\nn = 2\n# end\n";
         let first = ConfigFiles::from(text);
         // Each section has a new line, one is removed, and one is added that equals another.

@@ -168,7 +168,7 @@ mod tests {
     use crate::config::lints::*;
 
     #[test]
-    fn names_that_the_kernel_gives_by_order_are_warned_of() {
+    fn unstable_kernel_device_names_cause_a_warning() {
         for name in ["sda", "sdab3", "vdb", "nvme0n1", "nvme1n1p2", "dm-3", "loop0"] {
             assert!(is_fleeting(&Path::new("/dev").join(name)), "{name}");
         }

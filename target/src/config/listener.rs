@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_states_by_listener() {
+    fn ana_groups_have_states_per_listener() {
         let config = config(
             "[[listener]]\naddress = \"192.0.2.1\"\nana = { 1 = \"non-optimized\", 64 = \
              \"persistent_loss\" }\n[[listener]]\naddress = \"192.0.2.2\"\nana = \"inaccessible\"\n\
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_about_groups_are_told() {
+    fn invalid_ana_states_and_groups_are_reported() {
         let says = |ana: &str| {
             config(&format!("[[listener]]\naddress = \"::\"\nana = {ana}")).unwrap_err()
         };
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_local_address_has_its_interface() {
+    fn a_link_local_address_requires_an_interface() {
         let with = |address: &str, more: &str| {
             config(&format!("[[listener]]\naddress = \"{address}\"\n{more}"))
         };

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_as_written_or_where_the_service_manager_says() {
+    fn socket_path_is_configured_or_given_by_the_service_manager() {
         let config = config(
             "socket = \"/run/a.sock\"\nmode = \"0600\"\ngroup = \"disk\"\nhttp = \"127.0.0.1:80\"\n\
              console = false",
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_management_settings_are_reported() {
         let long = format!("socket = \"/{}\"", "a".repeat(103));
         for (text, says) in [
             ("socket = \"a.sock\"", "write an absolute path"),

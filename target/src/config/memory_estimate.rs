@@ -51,7 +51,7 @@ mod tests {
     use crate::config::memory_estimate::*;
 
     #[test]
-    fn the_sentence_is_the_formula() {
+    fn printed_estimate_of_host_memory_matches_the_formula() {
         let config = Config::parse(
             "[[listener]]\naddress = '127.0.0.1'\n[limits]\nio_queues = 16\nqueue_depth = 32\n\
              [[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:test'\nallow_any_host = true\n\

@@ -45,7 +45,7 @@ mod tests {
     use crate::config::missing::*;
 
     #[test]
-    fn whoever_says_nothing_waits() {
+    fn missing_devices_are_waited_for_by_default() {
         let text = |line: &str| {
             format!(
                 "{line}\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \

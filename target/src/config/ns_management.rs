@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_may_manage_who_is_not_named() {
+    fn only_listed_hosts_may_manage_namespaces() {
         let host: Nqn = "nqn.2026-11.io.nvmfd:host".parse().unwrap();
         let plain = "directory = \"/m\"\nquota = \"1GiB\"\n";
         let none = read(plain).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_namespace_management_settings_are_reported() {
         for (text, told) in [
             ("quota = \"1GiB\"", "has no `directory`"),
             ("directory = \"/m\"", "has no `quota`"),

@@ -365,7 +365,7 @@ mod tests {
     /// A file of another owner is not replaced, because the daemon may depend on that owner to read
     /// it; a directory may belong to the user of the save, in the group of its parent.
     #[test]
-    fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_directory() {
+    fn unprivileged_saves_replace_no_foreign_files_but_create_directories() {
         const SAVER: u32 = 65_534;
         let directory = tempfile::tempdir().unwrap();
         if chown(directory.path(), None, Some(SAVER)).is_err() {

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_farewell_takes_half_a_minute_at_most_and_none_by_itself() {
+    fn inaccessible_time_before_a_stop_is_at_most_30_s_and_0_by_default() {
         let ms = |section| read(section).map(|config| config.stop.inaccessible_ms);
         assert_eq!(ms(""), Ok(0));
         assert_eq!(ms("[stop]\n"), Ok(0));

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused_with_a_reason() {
+    fn invalid_or_ambiguous_sizes_are_refused_with_a_reason() {
         for (text, reason) in [
             ("", "starts with a whole number"),
             ("GiB", "starts with a whole number"),
@@ -140,14 +140,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_reads_back(bytes in 0..=i64::MAX as u64, shift in 0u32..63) {
+        fn printed_sizes_parse_back(bytes in 0..=i64::MAX as u64, shift in 0u32..63) {
             for size in [Size(bytes), Size(bytes >> shift << shift), Size(1 << shift)] {
                 prop_assert_eq!(size.to_string().parse(), Ok(size));
             }
         }
 
         #[test]
-        fn no_text_panics(text: String) {
+        fn parsing_a_size_never_panics(text: String) {
             let _ = text.parse::<Size>();
         }
     }

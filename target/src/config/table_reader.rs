@@ -432,7 +432,7 @@ mod tests {
     use crate::config::table_reader::*;
 
     #[test]
-    fn a_slip_of_the_finger_is_recognised() {
+    fn misspelled_keys_are_recognised() {
         for written in ["block_size", "block-size", "Block_Size", "blok_size", "block_siez"] {
             assert!(alike("block_size", written), "{written}");
         }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_is_told_in_the_words_of_the_file() {
+    fn type_errors_are_reported_in_plain_words() {
         for (message, words) in [
             (
                 "invalid type: string \"a, b\", expected u32",
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn places_count_characters_from_one() {
+    fn error_positions_count_lines_and_characters_from_one() {
         let mut sources = ConfigFiles::from("a\nüb\n");
         let report = Diagnostics::new(&sources);
         assert_eq!(report.place(0), (0, (1, 1)));

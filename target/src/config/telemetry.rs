@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_is_at_most_an_hour_and_may_be_none() {
+    fn slow_threshold_is_at_most_an_hour_and_may_be_zero() {
         assert_eq!(slow_ms(""), Ok(100));
         assert_eq!(slow_ms("[observe]\n"), Ok(100));
         assert_eq!(slow_ms("[observe]\nslow_ms = 0\n"), Ok(0));

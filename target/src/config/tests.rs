@@ -24,7 +24,7 @@ fn mistakes(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_least_text_gets_the_defaults() {
+fn a_minimal_configuration_gets_the_defaults() {
     let config = Config::parse(LEAST).unwrap();
     assert_eq!(config.provider, Provider::Auto);
     assert_eq!(config.reactor, ReactorConfig::default());
@@ -151,7 +151,7 @@ fn derived_identities_never_change() {
 }
 
 #[test]
-fn all_mistakes_come_at_once_with_their_places() {
+fn all_errors_are_reported_at_once_with_their_positions() {
     let found = mistakes(
         r#"provider = "tcp"
 colour = "blue"
@@ -188,7 +188,7 @@ block_size = 520
 }
 
 #[test]
-fn a_key_of_another_section_is_found_there() {
+fn an_unknown_key_is_matched_to_keys_of_other_sections() {
     let found = Config::parse("queue_deph = 64\nsize = \"1GiB\"\n[[subsystem]]\n").unwrap_err();
     let says =
         "`queue_deph`: did you mean `queue_depth` of [[subsystem]] or `queue_depth` of [limits]?";
@@ -197,7 +197,7 @@ fn a_key_of_another_section_is_found_there() {
 
 /// Changes to the minimal text, and the resulting message.
 #[test]
-fn each_mistake_has_its_sentence() {
+fn each_configuration_error_has_its_own_message() {
     let second = "[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk2\"\n[[subsystem.namespace]]\n";
     let disk1 = "/var/lib/nvmfd/disk1.img";
     for (from, to, says) in [
@@ -283,7 +283,7 @@ fn a_broken_text_is_reported_without_follow_up_mistakes() {
 }
 
 #[test]
-fn an_empty_text_is_a_target_to_be_set_up_and_warned_of() {
+fn an_empty_configuration_is_accepted_with_warnings() {
     let config = Config::parse("").unwrap();
     assert_eq!((config.listeners.len(), config.subsystems.len()), (0, 0));
     let found = config.warnings();
@@ -293,7 +293,7 @@ fn an_empty_text_is_a_target_to_be_set_up_and_warned_of() {
 }
 
 #[test]
-fn what_is_probably_not_meant_is_a_warning() {
+fn host_lists_that_admit_no_host_or_every_host_cause_a_warning() {
     let text = LEAST.replace("allow_any_host = true", "");
     let warnings = Config::parse(&text).unwrap().warnings();
     assert_eq!(warnings.len(), 1);
@@ -304,7 +304,7 @@ fn what_is_probably_not_meant_is_a_warning() {
 }
 
 #[test]
-fn listeners_overlap_only_where_the_kernel_says_so() {
+fn listener_overlap_is_detected_as_by_the_kernel() {
     let two = |a: &str, b: &str, port: u16| {
         let listeners = format!(
             "[[listener]]\naddress = \"{a}\"\n[[listener]]\naddress = \"{b}\"\nport = {port}\n"
@@ -322,7 +322,7 @@ fn listeners_overlap_only_where_the_kernel_says_so() {
 }
 
 #[test]
-fn what_needs_a_restart_is_named() {
+fn sections_that_need_a_restart_are_reported() {
     let old = Config::parse(LEAST).unwrap();
     let text = format!("{LEAST}[limits]\nqueue_depth = 32\n[reactor]\nspin_us = 9\n");
     let mut next = Config::parse(&text).unwrap();
@@ -332,7 +332,7 @@ fn what_needs_a_restart_is_named() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_a_mistake_with_its_name() {
+fn an_unreadable_configuration_file_is_reported_by_name() {
     let errors = Config::load(Path::new("/nonexistent/nvmfd.toml")).unwrap_err();
     let said = errors.to_string();
     assert!(
@@ -412,12 +412,12 @@ fn pieces() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_text_panics(text: String) {
+    fn parsing_arbitrary_text_never_panics(text: String) {
         let _ = Config::parse(&text);
     }
 
     #[test]
-    fn no_near_text_panics(text in pieces()) {
+    fn parsing_nearly_valid_text_never_panics(text in pieces()) {
         if let Err(errors) = Config::parse(&text) {
             prop_assert!(!errors.mistakes.is_empty());
             let _ = errors.to_string();
@@ -425,7 +425,7 @@ proptest! {
     }
 
     #[test]
-    fn no_cut_or_patched_text_panics(
+    fn parsing_text_with_cuts_and_patches_never_panics(
         start in 0..LEAST.len(),
         len in 0..80usize,
         patch in ".{0,8}",
@@ -436,7 +436,7 @@ proptest! {
     }
 
     #[test]
-    fn good_values_are_kept(
+    fn valid_values_are_parsed_unchanged(
         nsid in 1..=MAX_NSID,
         blocks in 1..1u64 << 40,
         depth in 2..=1024u16,
@@ -460,7 +460,7 @@ proptest! {
 }
 
 #[test]
-fn a_capture_is_off_until_somebody_names_its_file() {
+fn packet_capture_is_off_unless_a_path_is_configured() {
     assert_eq!(Config::parse(LEAST).unwrap().capture, None);
     let section = "[capture]\npath = \"/run/a.pcapng\"\n";
     let mut config = Config::parse(&format!("{LEAST}\n{section}")).unwrap();
@@ -485,7 +485,7 @@ fn a_capture_is_off_until_somebody_names_its_file() {
 }
 
 #[test]
-fn hosts_may_make_blocks_unreadable_where_somebody_says() {
+fn write_uncorrectable_is_allowed_only_if_configured() {
     // The state directory may be that of the service manager.
     let config = Config::parse(&format!("{LEAST}write_uncorrectable = true\n")).unwrap();
     assert!(config.subsystems[0].namespaces[0].write_uncorrectable);
@@ -495,7 +495,7 @@ fn hosts_may_make_blocks_unreadable_where_somebody_says() {
 }
 
 #[test]
-fn who_looks_at_the_file_of_the_unit_finds_its_state() {
+fn state_directory_of_the_unit_applies_to_its_configuration_file() {
     let directory = tempfile::tempdir().unwrap();
     let state = directory.path().to_str().unwrap();
     let given = |file: &str, state| unit_state_directory(Path::new(file), Path::new("/a"), state);
@@ -506,7 +506,7 @@ fn who_looks_at_the_file_of_the_unit_finds_its_state() {
 }
 
 #[test]
-fn state_is_kept_where_somebody_says() {
+fn state_directory_is_configured_or_given_by_the_service_manager() {
     let silent = Config::parse(LEAST).unwrap();
     assert_eq!(silent.state_directory, None);
     assert!(silent.to_string().contains("reservations end with the daemon"), "{silent}");
@@ -528,7 +528,7 @@ fn state_is_kept_where_somebody_says() {
 }
 
 #[test]
-fn what_only_one_daemon_would_know_of_is_not_shared() {
+fn shared_namespaces_refuse_settings_local_to_one_daemon() {
     let config = Config::parse(&format!("{LEAST}shared = true\n")).unwrap();
     assert!(config.subsystems[0].namespaces[0].shared);
     assert!(!Config::parse(LEAST).unwrap().subsystems[0].namespaces[0].shared);

@@ -374,14 +374,14 @@ mod tests {
     }
 
     #[test]
-    fn who_checks_is_told_when_others_may_see_more() {
+    fn permission_errors_advise_to_check_as_root_or_the_daemons_user() {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         assert!(told(&denied).ends_with("check as root, or as the user who runs the daemon"));
         assert!(!told(&io::Error::from_raw_os_error(libc::ENOTDIR)).contains("root"));
     }
 
     #[test]
-    fn what_the_daemon_would_await_or_what_hangs_is_no_mistake_unless_it_may_not_be_missing() {
+    fn pending_and_hanging_devices_are_errors_only_with_missing_fail() {
         let directory = tempdir().unwrap();
         let (good, hanging) = (directory.path().join("good"), directory.path().join("hanging"));
         for path in [&good, &hanging] {
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_lies_on_is_known_also_before_it_is_made_and_no_matter_where_nobody_writes() {
+    fn volatile_storage_is_detected_for_new_and_writable_files() {
         let memory = Path::new("/dev/shm");
         let directory = tempfile::tempdir_in(memory).unwrap();
         let path = directory.path().join("disk.img");
@@ -426,7 +426,7 @@ mod tests {
 
     /// Whatever the devices of this machine write whole.
     #[test]
-    fn blocks_larger_than_what_is_written_whole_are_warned_of() {
+    fn blocks_larger_than_the_atomic_write_size_cause_a_warning() {
         let check = |place: &str, whole| PathCheck {
             place: place.to_owned(),
             seen: Ok(None),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_looked_at() {
+    fn backing_files_are_checked_without_side_effects() {
         let directory = tempdir().unwrap();
         let path = directory.path().join("disk.img");
         let look = |namespace: &NamespaceConfig| look(namespace, false);

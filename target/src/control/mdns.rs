@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_announced_until_somebody_asks() {
+    fn mdns_announcement_is_off_by_default() {
         assert!(services(&config(""), "host").is_empty());
     }
 

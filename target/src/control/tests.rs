@@ -241,7 +241,7 @@ impl Stage {
 }
 
 #[test]
-fn a_stop_is_told_and_drains() {
+fn a_stop_is_reported_to_the_service_manager_and_drains() {
     let stage = stage(|_| ());
     let story = stage.story.clone();
     stage.play(&[STOP]).unwrap();
@@ -258,7 +258,7 @@ fn a_stop_is_told_and_drains() {
 }
 
 #[test]
-fn hosts_have_their_time_to_go_elsewhere_before_a_stop() {
+fn paths_are_inaccessible_for_a_configured_time_before_a_stop() {
     let mut stage = stage(|_| ());
     stage.served.config.stop.inaccessible_ms = 30;
     let story = stage.story.clone();
@@ -277,7 +277,7 @@ fn hosts_have_their_time_to_go_elsewhere_before_a_stop() {
 }
 
 #[test]
-fn whoever_asks_twice_does_not_wait_for_hosts_either() {
+fn a_second_stop_request_skips_the_time_for_path_failover() {
     let mut stage = stage(|_| ());
     stage.served.config.stop.inaccessible_ms = 3000;
     let story = stage.story.clone();
@@ -286,7 +286,7 @@ fn whoever_asks_twice_does_not_wait_for_hosts_either() {
 }
 
 #[test]
-fn what_is_awaited_is_told_to_the_service_manager() {
+fn pending_objects_are_reported_to_the_service_manager() {
     let stage = stage(|fake| {
         let pending = ["listener a: no address", "namespace b: no device"].map(str::to_owned);
         fake.health.pending.lock().unwrap().extend(pending);
@@ -298,7 +298,7 @@ fn what_is_awaited_is_told_to_the_service_manager() {
 }
 
 #[test]
-fn whoever_asks_twice_does_not_wait() {
+fn a_second_stop_request_ends_the_daemon_without_draining() {
     let stage = stage(|fake| fake.stop_takes = FOR_EVER);
     let story = stage.story.clone();
     stage.play(&[STOP, RELOAD, STOP]).unwrap();
@@ -306,7 +306,7 @@ fn whoever_asks_twice_does_not_wait() {
 }
 
 #[test]
-fn a_reload_applies_and_says_ready_again() {
+fn a_reload_is_applied_and_notifies_ready_again() {
     let stage = stage(|_| ());
     let story = stage.story.clone();
     let text = format!("{TEXT}[limits]\nqueue_depth = 16\n").replace("disk1", "disk2");
@@ -319,7 +319,7 @@ fn a_reload_applies_and_says_ready_again() {
 }
 
 #[test]
-fn a_text_with_mistakes_is_not_applied() {
+fn a_configuration_with_errors_is_not_applied() {
     let stage = stage(|_| ());
     let story = stage.story.clone();
     std::fs::write(stage.directory.path().join("nvmfd.toml"), "nonsense = 1").unwrap();
@@ -341,7 +341,7 @@ fn a_refused_reload_leaves_the_target_serving() {
 }
 
 #[test]
-fn a_dead_target_ends_the_daemon_with_its_sentence() {
+fn a_failed_target_ends_the_daemon_with_its_error() {
     let stage = stage(|fake| fake.health.set(DEAD));
     let story = stage.story.clone();
     assert_eq!(stage.play(&[]).unwrap_err(), "the reactor is gone");
@@ -349,7 +349,7 @@ fn a_dead_target_ends_the_daemon_with_its_sentence() {
 }
 
 #[test]
-fn the_watchdog_is_fed_only_while_every_reactor_turns() {
+fn the_watchdog_is_fed_only_while_no_reactor_is_stuck() {
     for health in [WELL, STUCK] {
         let Stage { story, mut control, served, directory: _directory, orders: _orders } =
             stage(|fake| fake.health.set(health));
@@ -376,7 +376,7 @@ fn slow_reload(change: impl FnOnce(&mut Fake)) -> Stage {
 const APPLYING: Act = Act::Until(1, "apply depth");
 
 #[test]
-fn a_slow_reload_keeps_the_watchdog_fed_and_hears_a_stop() {
+fn the_watchdog_is_fed_and_a_stop_accepted_during_a_slow_reload() {
     let fed_since_the_stop = |story: &Story| {
         story.has("STOPPING=1") && story.since("STOPPING=1").contains(&"WATCHDOG=1".to_owned())
     };
@@ -417,7 +417,7 @@ fn a_reactor_that_gets_stuck_during_a_reload_starves_the_watchdog() {
 }
 
 #[test]
-fn a_target_that_dies_during_a_reload_is_noticed_before_the_reload_ends() {
+fn a_target_failure_is_detected_before_a_running_reload_ends() {
     for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
         let stage = slow_reload(|fake| (fake.after, fake.apply_takes) = (DEAD, FOR_EVER));
         let story = stage.story.clone();
@@ -428,7 +428,7 @@ fn a_target_that_dies_during_a_reload_is_noticed_before_the_reload_ends() {
 }
 
 #[test]
-fn reloads_asked_for_during_a_reload_become_one() {
+fn reload_requests_during_a_reload_are_coalesced() {
     let stage = slow_reload(|_| ());
     let story = stage.story.clone();
     let third = Act::Until(3, "READY=1");
@@ -438,7 +438,7 @@ fn reloads_asked_for_during_a_reload_become_one() {
 }
 
 #[test]
-fn a_stop_asked_for_during_a_reload_goes_before_more_reloads() {
+fn a_stop_request_during_a_reload_precedes_queued_reloads() {
     let stage = slow_reload(|_| ());
     let story = stage.story.clone();
     stage.play(&[RELOAD, APPLYING, RELOAD, STOP, RELOAD]).unwrap();
@@ -447,7 +447,7 @@ fn a_stop_asked_for_during_a_reload_goes_before_more_reloads() {
 }
 
 #[test]
-fn whoever_asks_twice_to_stop_does_not_wait_for_a_reload() {
+fn a_second_stop_request_does_not_wait_for_a_reload() {
     let stage = slow_reload(|fake| fake.apply_takes = FOR_EVER);
     let story = stage.story.clone();
     stage.play(&[RELOAD, APPLYING, STOP, RELOAD, STOP]).unwrap();
@@ -455,7 +455,7 @@ fn whoever_asks_twice_to_stop_does_not_wait_for_a_reload() {
 }
 
 #[test]
-fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
+fn a_hung_reload_delays_a_stop_only_for_the_grace_period() {
     let stage = slow_reload(|fake| fake.apply_takes = FOR_EVER);
     let story = stage.story.clone();
     let began = Instant::now();
@@ -469,7 +469,7 @@ fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
 }
 
 #[test]
-fn a_reload_that_panics_ends_the_daemon_with_a_sentence() {
+fn a_panic_during_a_reload_ends_the_daemon_with_an_error() {
     for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
         let stage = slow_reload(|fake| fake.apply_panics = true);
         let error = stage.play(acts).unwrap_err();
@@ -533,7 +533,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
 }
 
 #[test]
-fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last() {
+fn the_status_reports_the_result_of_the_last_reload() {
     let stage = stage(|_| ());
     let file = stage.directory.path().join("nvmfd.toml");
     let told = |served: &RunningDaemon<Fake>| {
@@ -582,7 +582,7 @@ fn reloads_that_changed_something_are_in_the_history_with_their_user() {
 }
 
 #[test]
-fn what_is_awaited_does_not_hide_that_a_reload_was_refused() {
+fn a_pending_listener_does_not_hide_a_refused_reload() {
     let stage = stage(|fake| {
         fake.refuses = true;
         fake.health.pending.lock().unwrap().push("listener a: no address".to_owned());

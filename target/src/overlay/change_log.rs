@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_changes_are_never_taken_for_others_or_for_none() {
+    fn a_damaged_or_truncated_change_log_is_rejected() {
         let good = emit(&changes()).unwrap();
         assert_eq!(parse(&good), Ok(changes()));
         serde_json::from_slice::<serde_json::Value>(&good).expect("it is JSON");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_version_without_checksums_has_kept_can_be_read() {
+    fn form_1_change_logs_without_a_checksum_are_read() {
         let Changes { kept, set_aside } = changes();
         let mut old = serde_json::json!({"form": 1, "kept": kept, "set_aside": set_aside});
         assert_eq!(parse(old.to_string().as_bytes()), Ok(changes()));

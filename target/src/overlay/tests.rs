@@ -102,7 +102,7 @@ fn nsids(declared: &EffectiveConfig) -> Vec<u32> {
 const AT: (u64, Option<u32>) = (1_700_000_000, Some(0));
 
 #[test]
-fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
+fn each_change_has_its_effect_and_preserves_the_rest() {
     let mut text = TEXT.to_owned();
     let b = "nqn.2026-11.io.nvmfd:b";
     let named = |nqn: &str| nqn.to_owned();
@@ -192,7 +192,7 @@ fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_and_changes_nothing() {
+fn inapplicable_changes_are_rejected_and_change_nothing() {
     let missing = |change: &Change| matches!(edit(TEXT, change), Err(EditError::Missing(_)));
     let a = || A.to_owned();
     assert!(missing(&remove(2)));
@@ -236,7 +236,7 @@ fn sections_that_are_written_inline_can_be_changed_as_well() {
 }
 
 #[test]
-fn numbers_of_listeners_outlast_the_going_of_others() {
+fn listener_ids_survive_the_removal_of_other_listeners() {
     let text = format!("{TEXT}[[listener]]\naddress = \"127.0.0.3\"\n");
     let text = edit(&text, &Change::RemoveListener { id: 1 }).unwrap();
     let config = Config::parse(&text).unwrap();
@@ -244,7 +244,7 @@ fn numbers_of_listeners_outlast_the_going_of_others() {
 }
 
 #[test]
-fn changes_are_there_after_a_restart_until_they_are_saved() {
+fn changes_survive_restarts_until_they_are_saved() {
     let (directory, declared) = stage(TEXT);
     let journal = directory.path().join("changes.json");
     let next = declared.with(&[add(2, "2GiB"), add(3, "3GiB")], AT).unwrap();
@@ -272,7 +272,7 @@ fn changes_are_there_after_a_restart_until_they_are_saved() {
 }
 
 #[test]
-fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
+fn changes_that_conflict_with_manual_edits_are_set_aside() {
     let (directory, declared) = stage(TEXT);
     declared.with(&[add(2, "2GiB"), add(3, "3GiB"), remove(1)], AT).unwrap().keep().unwrap();
     let by_hand = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"9GiB\"\n\n[[subsystem]]\n\
@@ -300,7 +300,7 @@ fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
 }
 
 #[test]
-fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() {
+fn interdependent_changes_of_a_request_survive_a_restart() {
     let text = TEXT.replace("allow_any_host = true", "allow_any_host = true\nlisteners = [1]");
     let (directory, declared) = stage(&text);
     let address = settings(json!({"address": "127.0.0.9"}));
@@ -322,7 +322,7 @@ fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() 
 }
 
 #[test]
-fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
+fn a_configuration_replacement_is_set_aside_after_a_manual_edit() {
     let (directory, declared) = stage(TEXT);
     let state = format!("state_directory = {:?}\n", directory.path());
     let other = state + &TEXT.replace("nsid = 1", "nsid = 9");
@@ -336,7 +336,7 @@ fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_read_is_never_passed_over() {
+fn an_unreadable_change_log_makes_loading_fail() {
     let (directory, _) = stage(TEXT);
     for bytes in ["", "{", "{\"form\": 3, \"kept\": [], \"set_aside\": []}"] {
         fs::write(directory.path().join("changes.json"), bytes).unwrap();
@@ -347,7 +347,7 @@ fn a_journal_that_cannot_be_read_is_never_passed_over() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_an_error() {
+fn changes_that_cannot_be_persisted_are_an_error() {
     let (directory, declared) = stage(TEXT);
     let next = declared.with(&[add(2, "1MiB")], AT).unwrap();
     drop(directory);
@@ -389,7 +389,7 @@ fn stage_more() -> (TempDir, EffectiveConfig) {
 }
 
 #[test]
-fn things_are_changed_in_the_file_in_which_they_stand() {
+fn objects_are_changed_in_the_file_that_defines_them() {
     let (directory, declared) = stage_more();
     let c = || C.to_owned();
     let null = settings(json!({"kind": "null", "size": "1MiB"}));
@@ -445,7 +445,7 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
 }
 
 #[test]
-fn changes_outlast_what_others_do_in_their_files() {
+fn changes_survive_manual_edits_of_other_files() {
     let (directory, declared) = stage_more();
     let state = format!("state_directory = {:?}\n", directory.path());
     let other = state.clone() + &TEXT.replace("nsid = 1", "nsid = 9");
@@ -499,7 +499,7 @@ fn life() -> Vec<Change> {
 /// The process that is killed: not a test by itself. Reports every change that is persisted.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn killed_between_two_steps() {
+fn child_process_killed_between_two_steps() {
     let (directory, steps) = killed_process();
     let mut declared = EffectiveConfig::load_with(&directory.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
@@ -511,7 +511,7 @@ fn killed_between_two_steps() {
 }
 
 #[test]
-fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
+fn a_kill_at_any_step_loses_no_persisted_change() {
     let (directory, declared) = stage(TEXT);
     let mut states = vec![declared.config().clone()];
     let mut last = declared;
@@ -523,7 +523,7 @@ fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
         let _ = fs::remove_file(&journal);
-        let own = "overlay::tests::killed_between_two_steps";
+        let own = "overlay::tests::child_process_killed_between_two_steps";
         let (done, killed) = run_killed(own, directory.path(), steps);
         if !killed {
             assert_eq!(done, life().len());
@@ -543,7 +543,7 @@ fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
 }
 
 #[test]
-fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
+fn error_locations_refer_to_the_file_or_to_the_change() {
     const UUID: &str = "00000000-0000-4000-8000-000000000001";
     let disk = format!(
         "allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_made_is_not_awaited() {
+    fn a_missing_file_is_pending_unless_it_may_be_created() {
         let directory = tempdir().unwrap();
         let path = directory.path().join("disk.img");
         let why = |path: &Path, size| store(&namespace(path, size), None);
@@ -133,7 +133,7 @@ mod tests {
     const RECORD: &str = "namespaces";
 
     #[test]
-    fn a_directory_without_its_file_system_is_used_only_as_it_was() {
+    fn an_unmounted_directory_is_used_only_with_its_record() {
         let directory = tempdir().unwrap();
         let path = directory.path();
         let below = |is_automatic| {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_to_what_may_be_missing() {
+    fn symlinks_are_resolved_even_if_the_file_is_missing() {
         let directory = tempdir().unwrap();
         let path = fs::canonicalize(directory.path()).unwrap();
         fs::create_dir(path.join("disks")).unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_there_or_not() {
+    fn only_addresses_of_this_machine_are_available() {
         assert_eq!(address(([127, 0, 0, 1], 4420).into()), None);
         assert_eq!(address(([0, 0, 0, 0], 4420).into()), None);
         // Of the range for documentation: unused.

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_another_place_is_mounted_though_the_file_system_is_the_same() {
+    fn a_bind_mount_of_another_directory_counts_as_mounted() {
         // An intended bind mount.
         let fstab = "/data/disks /srv/disks none bind 0 0\n";
         let bound = "89 44 254:0 /data/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn subvolumes_and_exports_are_mounted_also_where_they_are_seen_anyway() {
+    fn btrfs_subvolumes_and_nested_nfs_exports_count_as_mounted() {
         let other = "UUID=1 /srv/disks btrfs subvol=@disks 0 0\n";
         let at = |root: &str, options: &str| {
             format!("89 44 254:0 {root} /srv/disks rw - btrfs /dev/vda rw,{options}\n")

@@ -83,7 +83,7 @@ mod tests {
     use crate::platform::probes::*;
 
     #[test]
-    fn an_image_has_whole_blocks() {
+    fn an_image_size_must_be_a_multiple_of_the_block_size() {
         let image: ImageName = "rbd/disk1".parse().unwrap();
         assert_eq!(whole_blocks(&image, 8192, 4096), Ok(()));
         assert_eq!(whole_blocks(&image, 8192 + 512, 512), Ok(()));

@@ -675,7 +675,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn unreadable_blocks_of_files_need_a_place_to_be_remembered() {
+    fn write_uncorrectable_on_a_file_needs_a_state_directory() {
         let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].write_uncorrectable = true;
@@ -692,7 +692,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_number_of_a_store_that_went_is_not_given_to_the_next() {
+    fn the_id_of_a_removed_device_is_not_reused_for_the_next() {
         let first = DeviceTable::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
         assert_eq!(ids(&first), [0, 1]);
         let second = first.next(&[subsystem(&[1], 1 << 20)]).unwrap();
@@ -703,14 +703,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn numbers_go_round() {
+    fn device_ids_wrap_around() {
         let mut stores = DeviceTable { next_id: DeviceId::COUNT - 1, ..DeviceTable::default() };
         stores = stores.next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
         assert_eq!(ids(&stores), [DeviceId::COUNT - 1, 0]);
     }
 
     #[test]
-    fn a_namespace_does_not_become_another_store_under_its_hosts() {
+    fn a_namespace_in_use_cannot_change_its_backing_device() {
         let stores = DeviceTable::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
         let mut other = subsystem(&[1], 1 << 20);
         other.namespaces[0].kind = NamespaceKind::Ram { size: 1 << 20 };
@@ -720,7 +720,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_order_makes_no_new_namespace_of_the_store_of_an_old_one() {
+    fn a_request_cannot_give_an_open_device_another_uuid() {
         let stores = DeviceTable::default().next(&[subsystem(&[1], 1 << 20)]).unwrap();
         let mut other = subsystem(&[1], 1 << 20);
         assert!(stores.next_for_order(std::slice::from_ref(&other), Missing::Wait).is_ok());
@@ -730,7 +730,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_namespace_gets_another_size_and_stays_the_same_store() {
+    fn a_namespace_is_resized_without_reopening_its_device() {
         let stores = DeviceTable::default().next(&[subsystem(&[1, 2], 1 << 20)]).unwrap();
         let config = subsystem(&[1, 2], 1 << 21);
         let mut next = stores.next(std::slice::from_ref(&config)).unwrap();
@@ -745,7 +745,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_awaited_is_opened_by_whoever_waits_for_it_and_by_nobody_else() {
+    fn a_pending_device_is_opened_only_by_an_attempt_that_is_due() {
         let directory = crate::blockdev::testing::directory();
         let path = directory.path().join("mount/disk.img");
         let mut config = subsystem(&[1], 1 << 20);
@@ -771,7 +771,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_path_that_hangs_holds_up_nobody_who_looks_for_others() {
+    fn a_hung_path_does_not_delay_probes_of_other_paths() {
         let directory = crate::blockdev::testing::directory();
         let paths = ["one", "two"].map(|name| directory.path().join(name));
         let mut config = subsystem(&[1, 2], 1 << 20);
@@ -807,7 +807,7 @@ pub(super) mod tests {
     /// Each task that may hang waits until the others have begun: sequentially, all of them would
     /// time out.
     #[test]
-    fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
+    fn all_paths_are_probed_opened_and_measured_concurrently() {
         let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1, 2, 3], 1 << 20);
         for namespace in &mut config.namespaces {
@@ -829,7 +829,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_awaited_from_the_start_and_never_made_anew() {
+    fn a_locked_file_is_pending_at_startup_and_never_recreated() {
         let directory = crate::blockdev::testing::directory();
         let state = directory.path().join("state");
         std::fs::create_dir(&state).unwrap();
@@ -867,7 +867,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_there_is_not_made_anew_without_a_directory_to_remember_it_in() {
+    fn a_pending_file_is_not_recreated_without_a_state_directory() {
         let directory = crate::blockdev::testing::directory();
         let (path, aside) = (directory.path().join("1"), directory.path().join("aside"));
         let mut config = subsystem(&[1], 1 << 20);
@@ -897,7 +897,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_store_that_cannot_be_measured_stands_in_the_way_of_no_other_change() {
+    fn a_device_of_invalid_size_does_not_block_other_changes() {
         let directory = crate::blockdev::testing::directory();
         let path = directory.path().join("disk");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -919,7 +919,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_itself_is_not_awaited() {
+    fn a_size_that_contradicts_the_configuration_is_an_error() {
         let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1], 1 << 20);
         let path = directory.path().join("disk");
@@ -930,7 +930,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_could_not_be_remembered_is_owed_until_it_is() {
+    fn unwritten_records_are_pending_until_they_can_be_written() {
         let directory = crate::blockdev::testing::directory();
         let (state, path) = (directory.path().join("state"), directory.path().join("disk"));
         std::fs::create_dir(&state).unwrap();
@@ -955,7 +955,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_two_paths_to_one_file_the_first_is_served() {
+    fn a_second_path_to_the_same_file_is_refused() {
         let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1, 2], 1 << 20);
         let path = |nsid| directory.path().join(format!("{nsid}"));
@@ -984,7 +984,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_in_use_keeps_its_uuid_and_a_start_finds_what_is_kept() {
+    fn the_uuid_of_a_namespace_with_persistent_state_cannot_change() {
         let (_directory, state, config) = one_with_state();
         let mut renamed = config.clone();
         renamed.namespaces[0].uuid = Uuid::from_u128(7);
@@ -1021,7 +1021,7 @@ pub(super) mod tests {
     /// A command is in flight, or its request pending, while its namespace is removed and added
     /// again: its later changes of bad blocks take effect, and are persisted.
     #[test]
-    fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
+    fn late_bad_block_changes_apply_to_a_readded_namespace() {
         let (_directory, state, config) = one_with_state();
         let next = |stores: &DeviceTable, config: &[SubsystemConfig]| loop {
             match stores.next(config) {
@@ -1063,7 +1063,7 @@ pub(super) mod tests {
 
     /// The same for reservations and write protection, with an earlier request pending.
     #[test]
-    fn a_namespace_that_comes_back_has_what_orders_of_before_settle() {
+    fn late_reservation_requests_apply_to_a_readded_namespace() {
         let (_directory, state, config) = one_with_state();
         let place = (config.nqn, 1);
         let uuid = config.namespaces[0].uuid;
@@ -1084,7 +1084,7 @@ pub(super) mod tests {
 
     /// Bad blocks of one device do not apply to another, not even under the same UUID.
     #[test]
-    fn marks_of_one_store_do_not_become_those_of_another() {
+    fn bad_blocks_of_a_device_do_not_apply_to_another_device() {
         let marked = InternedBadBlocks::default();
         let load = || Ok(BadBlocks::volatile());
         let uuid = Uuid::from_u128(1);
@@ -1101,7 +1101,7 @@ pub(super) mod tests {
 
     /// A rejected change has no effect.
     #[test]
-    fn a_store_that_would_take_the_uuid_of_another_leaves_its_marks_alone() {
+    fn a_refused_duplicate_uuid_does_not_affect_the_bad_blocks() {
         let directory = crate::blockdev::testing::directory();
         let state = directory.path().join("state");
         std::fs::create_dir(&state).unwrap();

@@ -549,7 +549,7 @@ mod tests {
     use crate::provision::diff::*;
 
     #[test]
-    fn what_was_there_when_it_was_looked_for_is_not_made_when_it_is_opened() {
+    fn a_file_that_vanishes_after_its_probe_is_not_created() {
         let directory = crate::blockdev::testing::directory();
         let path = directory.path().join("1");
         let mut config = subsystem(&[1], 1 << 20);

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_the_same_goes_on_counting_and_the_rest_begins_anew() {
+    fn unchanged_limiters_retain_their_state_and_changed_ones_restart() {
         let of = |old: &Limiters, config: &Config| old.next(&config.quotas, &config.subsystems);
         let nqn = config(1, 1).subsystems[0].nqn;
         let of_namespace = |limiters: &Limiters| limiters.of_namespace(nqn, 1, Some("gold"));

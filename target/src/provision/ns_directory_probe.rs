@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn no_catalog_is_opened_in_the_place_of_another_file_system() {
+    fn no_catalog_is_opened_below_an_unmounted_file_system() {
         let directory = crate::blockdev::testing::directory();
         let path = directory.path();
         let nqn: Nqn = NQN.parse().unwrap();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_hangs_is_awaited_and_the_rest_served() {
+    fn a_hung_managed_directory_is_pending_and_the_rest_is_served() {
         let directory = crate::blockdev::testing::directory();
         let managed = directory.path().join("managed");
         fs::create_dir(&managed).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_directory_that_hangs_is_served_as_it_was() {
+    fn namespaces_of_an_open_directory_are_served_while_it_hangs() {
         let directory = crate::blockdev::testing::directory();
         let managed = directory.path().join("managed");
         fs::create_dir(&managed).unwrap();

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_ends_between_two_steps_is_whole_or_not_done() {
+    fn a_request_interrupted_between_steps_is_complete_or_undone() {
         for what in orders() {
             let mut after = Bench::new();
             let (steps, outcome) = run(&what, &mut after, None);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_of_which_a_step_is_not_possible_is_refused_or_whole() {
+    fn a_request_with_a_failing_step_is_refused_or_completes() {
         for what in orders() {
             let mut after = Bench::new();
             let (steps, _) = run(&what, &mut after, None);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_to_be_done_is_refused_at_once() {
+    fn invalid_namespace_requests_are_refused_with_dnr() {
         let bench = Bench::new();
         let create = |bytes| {
             NamespaceRequest::Create(CreateRequest {

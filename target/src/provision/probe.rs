@@ -104,7 +104,7 @@ mod tests {
 
     /// A file that may exist is never created.
     #[test]
-    fn only_what_is_surely_not_there_is_to_be_made() {
+    fn only_a_file_known_not_to_exist_may_be_created() {
         let is_there = |error| FileId::of_nothing(PathBuf::from("/disk"), error).is_there();
         for error in [None, Some(NotFound), Some(NotADirectory)] {
             assert!(!is_there(error), "{error:?}");

@@ -151,7 +151,7 @@ mod tests {
     use crate::provision::retry::*;
 
     #[test]
-    fn what_has_come_and_cannot_be_served_is_tried_ever_more_rarely() {
+    fn retries_of_a_namespace_back_off_exponentially() {
         let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
         let [one, other] = [(nqn, 1), (nqn, 2)];
         let (mut pauses, mut now) = (Backoff::default(), Instant::now());

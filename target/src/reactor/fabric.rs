@@ -149,7 +149,7 @@ mod tests {
     use crate::reactor::fabric::*;
 
     #[test]
-    fn auto_takes_adapters_where_they_have_every_address() {
+    fn auto_chooses_verbs_only_if_adapters_have_every_address() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let of_device = |at: &SocketAddr| at.ip().to_string().starts_with("10.");
         let (choice, _) = choose(Provider::Auto, &[at("10.0.0.1:4420")], of_device);

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_ends_at_the_deadline_that_the_last_poll_has_brought() {
+    fn a_reactor_sleeps_until_the_earliest_deadline() {
         let (mut reactor, _sender, script) = reactor();
         let now = Instant::now();
         let tick = reactor.queues.next_tick();
@@ -378,7 +378,7 @@ mod tests {
     /// The handle of a removed queue pair is reused for a request in a message. Events of the old
     /// queue pair must not be applied to the new one.
     #[test]
-    fn events_come_before_letters() {
+    fn fabric_events_are_handled_before_messages() {
         let (mut reactor, sender, script) = reactor();
         let now = Instant::now();
         reactor.events.push(Event::Incoming(incoming()));
@@ -453,7 +453,7 @@ mod tests {
     /// Completions that exceed one iteration are first in the next one, or in the one after that if
     /// there were events of hosts: never later.
     #[test]
-    fn a_turn_answers_until_there_is_enough_to_send() {
+    fn an_iteration_completes_commands_until_the_send_batch_is_full() {
         let (mut reactor, _sender, script) = reactor();
         let now = Instant::now();
         let left = |reactor: &Reactor| reactor.done.iter().map(|done| done.tag).collect::<Vec<_>>();

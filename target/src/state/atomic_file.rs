@@ -73,7 +73,7 @@ mod tests {
     use crate::blockdev::durable::testing::calls;
 
     #[test]
-    fn what_is_kept_is_synchronised_before_it_has_its_name_and_so_is_the_name() {
+    fn a_file_is_synced_before_its_rename_and_its_directory_after() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -71,7 +71,7 @@ mod tests {
     const STORE: &str = "/srv/one\n.img";
 
     #[test]
-    fn what_is_kept_under_another_uuid_is_not_passed_over() {
+    fn a_block_size_recorded_under_another_uuid_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let other = |store: &str, bytes| {

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_that_has_not_changed_and_nothing_is_forgotten_that_could_not_be() {
+    fn unchanged_event_logs_are_not_written_and_failures_are_retried() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(name(&nqn()));
         let history = opened(directory.path());

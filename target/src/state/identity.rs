@@ -162,7 +162,7 @@ mod tests {
     const NEW: Uuid = Uuid::from_u128(2);
 
     #[test]
-    fn a_store_is_not_served_under_another_uuid_while_something_is_kept() {
+    fn a_device_with_persistent_state_is_not_served_under_another_uuid() {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
         let (one, two) = (of_path(Path::new("/srv/a\nb.img")), of_path(Path::new("/srv/two")));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_served_no_more_is_remembered_while_something_is_kept() {
+    fn identities_of_removed_devices_with_persistent_state_are_retained() {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
         let served =
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_says_something_else_is_not_passed_over() {
+    fn a_damaged_identity_list_is_rejected_and_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
         remember(at, BTreeMap::from([(OLD, "\"/a\"".to_owned())]));

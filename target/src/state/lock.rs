@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_of_the_directory_may_lock_it_whoever_did_before() {
+    fn the_lock_file_has_the_owner_of_its_directory() {
         let directory = tempfile::tempdir().unwrap();
         // Only root can test it with the directory of another user.
         let _ = std::os::unix::fs::chown(directory.path(), Some(65_534), Some(65_534));

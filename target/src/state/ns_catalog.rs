@@ -153,7 +153,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_text_is_as_documented() {
+    fn the_catalog_format_is_as_documented() {
         let text = record::seal(&sample());
         let lines: Vec<&str> = text.lines().collect();
         let uuid = "03030303-0303-0303-0303-030303030303";
@@ -166,7 +166,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_damaged_record_is_never_taken_for_another() {
+    fn a_damaged_catalog_record_is_rejected() {
         let good = record::seal(&sample()).into_bytes();
         for at in 0..good.len() {
             let mut bad = good.clone();
@@ -177,7 +177,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_no_order_could_bring_about_is_refused() {
+    fn inconsistent_catalog_records_are_rejected() {
         let change = |change: fn(&mut NamespaceCatalogRecord)| {
             let mut record = sample();
             change(&mut record);
@@ -200,12 +200,12 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes: Vec<u8>) {
+        fn arbitrary_bytes_cause_no_panic(bytes: Vec<u8>) {
             let _ = record::unseal::<NamespaceCatalogRecord>(&bytes);
         }
 
         #[test]
-        fn no_text_panics(
+        fn arbitrary_catalog_text_causes_no_panic(
             lines in "((namespace|host|private|unsettled) [0-9a-f -]{0,60}\n){0,5}"
         ) {
             let _ = <NamespaceCatalogRecord as record::Record>::parse(&format!("subsystem nqn.2026-11.io.nvmfd:a\n{lines}"));

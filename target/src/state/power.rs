@@ -115,7 +115,7 @@ mod tests {
     use crate::state::power::*;
 
     #[test]
-    fn an_end_without_a_goodbye_is_counted_by_the_next_start() {
+    fn an_unsafe_shutdown_is_counted_at_the_next_start() {
         let directory = tempfile::tempdir().unwrap();
         let start = |now| {
             let book = PowerLog::open(Some(directory.path()), now);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_each_start_is_the_first() {
+    fn power_counters_restart_without_a_state_directory() {
         let now = Instant::now();
         let book = PowerLog::open(None, now);
         book.save(now, true);

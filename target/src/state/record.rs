@@ -164,7 +164,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_record_is_found_as_it_was_written_and_no_other_is_taken_for_it() {
+    fn a_record_round_trips_and_damaged_or_foreign_ones_are_rejected() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir(directory.path());
         let load = || state.load::<Numbers>("a");
@@ -194,7 +194,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_none() {
+    fn an_unreadable_or_overlong_record_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir(directory.path());
         fs::create_dir(directory.path().join("a")).unwrap();

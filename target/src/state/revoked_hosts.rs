@@ -72,7 +72,7 @@ mod tests {
     use crate::state::revoked_hosts::*;
 
     #[test]
-    fn what_is_kept_is_found_again_and_what_is_damaged_is_not_taken_for_nothing() {
+    fn revoked_hosts_round_trip_and_a_damaged_list_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(read(directory.path()), Ok(BTreeSet::new()), "the first start");
         let names = ["nqn.2026-11.host:a", "nqn.2026-11.host:b"].map(|name| name.parse().unwrap());

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_served_is_remembered_whatever_it_is_called() {
+    fn served_paths_round_trip_with_any_characters() {
         let directory = tempdir().unwrap();
         let load = || Served::load(Some(directory.path()));
         assert_eq!((load(), Served::load(None)), (Served::none(), Served::none()));
@@ -145,7 +145,7 @@ mod tests {
 
     /// Otherwise a file on a file system that is not mounted yet would be created anew, empty.
     #[test]
-    fn of_a_list_that_cannot_be_read_everything_may_have_been_served() {
+    fn an_unreadable_list_counts_every_path_as_possibly_served() {
         let directory = tempdir().unwrap();
         let (list, path) = (directory.path().join(SERVED), directory.path().join("disk.img"));
         let why = || Served::load(Some(directory.path())).before(&path);

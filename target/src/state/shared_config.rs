@@ -269,7 +269,7 @@ mod tests {
     use crate::state::shared_config::*;
 
     #[test]
-    fn a_copy_is_read_as_it_was_written_and_a_damaged_one_is_none_at_all() {
+    fn a_local_copy_round_trips_and_a_damaged_one_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let at = Some(directory.path());
         assert_eq!(SharedConfig::load_copy(at), Ok(SharedConfig::none()));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_fit_are_damage_and_never_an_empty_text() {
+    fn a_version_that_does_not_match_the_text_is_rejected() {
         let one = SharedConfig::after(0, "a = 1".to_owned(), "a", 7);
         let (version, text) = (one.version.to_string().into_bytes(), b"a = 1\n".to_vec());
         assert_eq!(super::parse(Some(&version), Some(&text)), Some(Some(one)));

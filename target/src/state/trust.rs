@@ -110,7 +110,7 @@ mod tests {
     const UUID: Uuid = Uuid::from_u128(7);
 
     #[test]
-    fn a_distrust_outlasts_the_daemon_until_it_is_taken_back() {
+    fn a_distrust_survives_restarts_until_it_is_cleared() {
         let directory = tempfile::tempdir().unwrap();
         let book = || DeviceTrust::new(Some(directory.path().to_owned()));
         assert_eq!(book().of(UUID), Distrust::default());
@@ -124,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_state_directory_it_lasts_as_long_as_the_daemon() {
+    fn a_distrust_without_a_state_directory_ends_with_the_daemon() {
         let book = DeviceTrust::new(None);
         book.set(UUID, FAILED).unwrap();
         assert_eq!((book.of(UUID), DeviceTrust::new(None).of(UUID)), (FAILED, Distrust::default()));
     }
 
     #[test]
-    fn what_cannot_be_kept_is_in_force_and_what_cannot_be_removed_stays() {
+    fn a_distrust_that_cannot_be_persisted_or_removed_is_in_force() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         let book = DeviceTrust::new(Some(path.clone()));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_makes_no_sense_is_a_failed_sync() {
+    fn a_damaged_trust_record_counts_as_a_failed_sync() {
         let directory = tempfile::tempdir().unwrap();
         let new = || DeviceTrust::new(Some(directory.path().to_owned()));
         new().set(UUID, Distrust { failed_sync: None, shortened: true }).unwrap();

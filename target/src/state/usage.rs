@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_goes_on_over_restarts_also_of_subsystems_that_were_gone_meanwhile() {
+    fn usage_survives_restarts_even_of_subsystems_not_served_meanwhile() {
         let directory = tempfile::tempdir().unwrap();
         let now = Instant::now();
         let [a, b] = ["a", "b"].map(nqn);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_directory_a_life_is_that_of_the_daemon() {
+    fn usage_without_a_state_directory_is_not_persisted() {
         let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
         usage_store.usage(&nqn("a")).add(1, &work(1));
         assert_eq!(usage_store.usage(&nqn("a")).whole().work, work(1));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn starts_and_ends_are_events_that_stay() {
+    fn power_on_and_snapshot_events_survive_restarts() {
         let directory = tempfile::tempdir().unwrap();
         let about = LogHeader { nqn: nqn("a"), serial: Text::lossy("S"), model: Text::lossy("M") };
         let told = |usage_store: &UsageStore| {
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_with_power_is_written_at_the_start_and_at_the_end() {
+    fn the_power_state_is_written_at_startup_and_at_shutdown() {
         let directory = tempfile::tempdir().unwrap();
         let state = || {
             let text = std::fs::read_to_string(directory.path().join("power")).unwrap();

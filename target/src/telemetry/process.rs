@@ -74,7 +74,7 @@ mod tests {
     use crate::telemetry::process::*;
 
     #[test]
-    fn a_process_has_started_before_now_and_uses_what_it_has() {
+    fn process_metrics_are_plausible() {
         let process = look();
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let start_s = process.start_s.unwrap();

@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_says_whom_it_sees_and_what_it_serves() {
+    fn gateway_metrics_report_peers_and_served_ana_groups() {
         let member = |slot, state| GatewayMember {
             name: format!("g{slot}"),
             slot,
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_what_was_counted() {
+    fn the_exposition_contains_the_counted_values() {
         let text = text(stats(), Availability::default()).unwrap();
         let of = "subsystem=\"nqn.2026-11.io.nvmfd:disk1\",nsid=\"1\",host=\"nqn.a\\\"b\\\\c\",op=\"read\"";
         for line in [

@@ -572,7 +572,7 @@ mod tests {
     use crate::worker::gateway::*;
 
     #[test]
-    fn port_ids_and_addresses_of_two_gateways_are_reported_unless_they_are_their_own() {
+    fn port_ids_and_addresses_shared_by_two_gateways_are_reported() {
         let sentences = |all: &[(&str, &str)]| listener_conflicts(all).join("; ");
         let (a, b) = ("1@192.0.2.1:4420", "2@192.0.2.2:4420");
         assert_eq!(sentences(&[("a", a), ("a", "3@192.0.2.3:4420"), ("b", b)]), "");
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_of_another_gateway_is_reported_unless_it_is_a_wildcard() {
+    fn a_peer_listener_is_parsed_unless_it_is_a_wildcard() {
         let read = |text| peer_listener(text).map(|it| format!("{}@{}", it.id, it.address));
         for text in ["2@192.0.2.1:4420", "65535@[2001:db8::1]:1"] {
             assert_eq!(read(text).as_deref(), Some(text));

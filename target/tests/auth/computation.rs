@@ -76,7 +76,7 @@ fn done(inbox: &Mailbox, admin: &mut QueuePair, world: &mut World) -> u32 {
 
 /// However many there are of one source, they do not keep that of another waiting.
 #[test]
-fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
+fn dh_computations_are_scheduled_round_robin_by_source() {
     let (mut world, inbox, _directory) = heavy_world();
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let busy = Busy::new(&world);
@@ -100,7 +100,7 @@ fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
 
 /// The time in our line is ours.
 #[test]
-fn a_host_that_waits_for_our_arithmetic_is_not_late() {
+fn authentication_timeout_excludes_the_targets_dh_computations() {
     let (mut world, inbox, _directory) = heavy_world();
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     world.now += Duration::from_secs(20);
@@ -121,7 +121,7 @@ fn a_host_that_waits_for_our_arithmetic_is_not_late() {
 
 /// .. and so is a host that disconnects because of it, or has to.
 #[test]
-fn who_has_to_wait_or_to_make_room_has_not_failed() {
+fn disconnects_during_dh_computations_do_not_count_as_failures() {
     let (mut world, _inbox, _directory) = heavy_world();
     let busy = Busy::new(&world);
     for number in 0..20 {
@@ -140,7 +140,7 @@ fn who_has_to_wait_or_to_make_room_has_not_failed() {
 
 /// A guest's 6.12 host needed more than the keep alive timeout for its share of ffdhe8192.
 #[test]
-fn a_host_that_computes_for_long_is_not_taken_for_dead() {
+fn keep_alive_timeout_is_suspended_during_authentication() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = world.open_qid(0);
     world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());

@@ -16,7 +16,7 @@ use crate::auth::{HOST, SECRET, authenticate, connect, listen, negotiate, reply,
 use crate::support::{World, connect_data, end_both};
 
 #[test]
-fn keys_that_come_later_concern_those_who_are_there() {
+fn a_key_added_later_disconnects_unauthenticated_hosts() {
     let mut world = World::new();
     let (mut admin, _) = crate::support::admin(&mut world);
     let (directory, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
@@ -44,7 +44,7 @@ const OTHER_SECRET: &str =
     "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
 
 #[test]
-fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected() {
+fn hosts_must_reauthenticate_within_300_s_of_a_key_replacement() {
     for proves in [false, true] {
         let (mut world, _directory) = world(GroupId::NULL);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -67,7 +67,7 @@ fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected()
 }
 
 #[test]
-fn who_loses_its_key_is_disconnected() {
+fn a_host_whose_key_is_removed_is_disconnected() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     authenticate(&mut world, &mut admin);
@@ -78,7 +78,7 @@ fn who_loses_its_key_is_disconnected() {
 }
 
 #[test]
-fn a_name_whose_key_was_removed_is_free_for_nobody() {
+fn connects_of_a_host_whose_key_was_removed_are_refused() {
     let (world, _directory) = world(GroupId::NULL);
     let visit = visit("192.0.2.1", world.now);
     // A second change, of something else, does not make it forgotten.
@@ -90,7 +90,7 @@ fn a_name_whose_key_was_removed_is_free_for_nobody() {
 }
 
 #[test]
-fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
+fn authentication_begun_with_a_replaced_key_expires_after_300_s() {
     for again in [false, true] {
         let (mut world, _directory) = world(GroupId::NULL);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -116,7 +116,7 @@ fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
 }
 
 #[test]
-fn each_queue_proves_itself_with_the_new_key_or_is_closed() {
+fn each_queue_reauthenticates_with_the_new_key_or_is_closed() {
     for proves in [false, true] {
         let (mut world, _directory) = world(GroupId::NULL);
         let (mut queue, mut admin, posted) = io_queue(&mut world);

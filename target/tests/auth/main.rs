@@ -80,7 +80,7 @@ fn refused(status: Status) -> bool {
 }
 
 #[test]
-fn every_command_waits_for_the_proof_on_each_queue() {
+fn commands_are_refused_until_each_queue_is_authenticated() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     for opcode in 0..=255 {
@@ -133,7 +133,7 @@ fn every_command_waits_for_the_proof_on_each_queue() {
 }
 
 #[test]
-fn a_queue_that_fails_to_prove_itself_again_closes() {
+fn a_queue_that_fails_reauthentication_is_closed() {
     let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, admin, posted) = io_queue(&mut world);
     authenticate(&mut world, &mut queue);
@@ -149,7 +149,7 @@ fn a_queue_that_fails_to_prove_itself_again_closes() {
 
 /// Knowledge of a host's names permits neither its commands nor entries in its logs.
 #[test]
-fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
+fn abort_ignores_commands_of_unauthenticated_queues() {
     let (mut world, _directory) = world(GroupId::NULL);
     let (mut stranger, admin, posted) = io_queue(&mut world);
     let message = negotiate();
@@ -172,7 +172,7 @@ fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
 
 /// What is pulled on an unproved queue is held in the name of the host.
 #[test]
-fn messages_come_one_after_the_other() {
+fn concurrent_authentication_sends_fail_with_command_sequence_error() {
     let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, admin, posted) = io_queue(&mut world);
     let send =
@@ -190,7 +190,7 @@ fn messages_come_one_after_the_other() {
 
 /// Knowledge of a host's names does not reserve resources of that host.
 #[test]
-fn a_queue_id_is_whose_proof_comes_first() {
+fn a_queue_id_belongs_to_the_first_authenticated_connection() {
     let (mut world, _directory) = world(GroupId::NULL);
     let (mut stranger, admin, posted) = io_queue(&mut world);
     let mut others = VecDeque::new();
@@ -225,7 +225,7 @@ fn a_queue_id_is_whose_proof_comes_first() {
 
 /// A queue proves itself to a controller that has been reset since it connected.
 #[test]
-fn a_proof_that_was_begun_before_a_reset_is_too_late() {
+fn authentication_begun_before_a_controller_reset_admits_no_queue() {
     let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, mut admin, mut others) = io_queue(&mut world);
     assert!(say(&mut world, &mut queue, &negotiate()).is_success());
@@ -256,7 +256,7 @@ fn a_proof_that_was_begun_before_a_reset_is_too_late() {
 
 /// .. or that was removed by another reactor.
 #[test]
-fn a_proof_for_a_controller_that_is_gone_finds_none() {
+fn io_queue_authentication_fails_for_a_removed_controller() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let association = Arc::clone(admin.association().unwrap());
@@ -274,7 +274,7 @@ fn a_proof_for_a_controller_that_is_gone_finds_none() {
 }
 
 #[test]
-fn an_io_queue_finds_no_controller_before_the_admin_queue_has_proved_itself() {
+fn io_connect_fails_until_the_admin_queue_is_authenticated() {
     let (mut world, _directory) = world(GroupId::NULL);
     let admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let posted = std::mem::take(&mut world.fabric.posted);
@@ -288,7 +288,7 @@ fn an_io_queue_finds_no_controller_before_the_admin_queue_has_proved_itself() {
 }
 
 #[test]
-fn authentication_commands_that_are_none_are_refused_without_a_trace() {
+fn malformed_authentication_commands_are_refused_without_side_effects() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let good = Authentication::new(72);
@@ -323,7 +323,7 @@ fn authentication_commands_that_are_none_are_refused_without_a_trace() {
 }
 
 #[test]
-fn half_done_is_not_done_and_does_not_last() {
+fn incomplete_authentication_admits_no_command_and_times_out() {
     for messages in 0..3 {
         let (mut world, _directory) = world(GroupId::NULL);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -348,7 +348,7 @@ fn half_done_is_not_done_and_does_not_last() {
 
 /// A host is dead, and an attacker who knows its names has connections to its controller.
 #[test]
-fn only_who_has_proved_itself_keeps_a_controller_alive() {
+fn only_authenticated_queues_keep_a_controller_alive() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = world.open_qid(0);
     world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
@@ -399,7 +399,7 @@ fn is_closing(world: &mut World, queue: &mut QueuePair) -> bool {
 }
 
 #[test]
-fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
+fn a_queue_closed_during_a_dh_computation_leaks_nothing() {
     let (mut world, _directory) = world(GroupId::FFDHE2048);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     send_heavy(&mut world, &mut admin);
@@ -412,7 +412,7 @@ fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
 /// The type of a fabrics command lies where others have their namespace: 5, or 0105h with reserved
 /// bytes, is none. Ended twice, its slot would answer another command.
 #[test]
-fn a_preempted_host_is_still_told_what_became_of_its_proof() {
+fn preemption_does_not_end_a_pending_authentication_command() {
     let (mut world, _directory) = auth::world_with(vec![GroupId::NULL, GroupId::FFDHE2048]);
     let (mut queue, admin, posted) = io_queue(&mut world);
     send_heavy(&mut world, &mut queue);
@@ -505,7 +505,7 @@ proptest! {
 }
 
 #[test]
-fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure() {
+fn hosts_without_an_allowed_hash_or_dh_group_get_a_specific_failure() {
     let allow = |world: &World, directory: &TempDir, hashes: &[HashId], groups: &[GroupId]| {
         let host = HostConfig {
             nqn: HOST.parse().unwrap(),

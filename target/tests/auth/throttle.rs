@@ -14,7 +14,7 @@ use crate::auth::{HOST, authenticate, connect, listen, negotiate, say, world};
 use crate::support::{connect_data, keyed};
 
 #[test]
-fn who_fails_again_and_again_is_refused_for_a_while() {
+fn hosts_with_repeated_authentication_failures_are_throttled() {
     let (mut world, _directory) = world(GroupId::NULL);
     let mut busy = 0;
     for _ in 0..12 {
@@ -44,7 +44,7 @@ fn who_fails_again_and_again_is_refused_for_a_while() {
 
 /// Each queue of a controller costs as much to prove as its first one.
 #[test]
-fn who_fails_too_often_is_refused_io_queues_as_well() {
+fn io_connects_of_a_throttled_host_fail_with_controller_busy() {
     let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, admin, _posted) = io_queue(&mut world);
     assert!(queue.is_connected());
@@ -63,7 +63,7 @@ fn who_fails_too_often_is_refused_io_queues_as_well() {
 }
 
 #[test]
-fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
+fn hosts_that_repeatedly_abandon_authentication_are_throttled() {
     let (mut world, _directory) = world(GroupId::NULL);
     for _ in 0..8 {
         let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -77,7 +77,7 @@ fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
 
 /// A failure counts even if it cannot be reported.
 #[test]
-fn who_fails_and_does_not_listen_is_refused_for_a_while() {
+fn unfetched_authentication_failures_count_towards_throttling() {
     let (mut world, _directory) = world(GroupId::NULL);
     for _ in 0..8 {
         let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -95,7 +95,7 @@ fn who_fails_and_does_not_listen_is_refused_for_a_while() {
 
 /// A host that begins, and is displaced by its own next attempt.
 #[test]
-fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
+fn hosts_that_repeatedly_displace_their_own_associations_are_throttled() {
     for (other, throttled) in [("192.0.2.1", true), ("192.0.2.9", false)] {
         let (mut world, _directory) = world(GroupId::NULL);
         let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });

@@ -15,7 +15,7 @@ use crate::auth::{authenticate, connect, listen, negotiate, reply, say, world};
 use crate::support::{World, connect_data, end_both, keyed};
 
 #[test]
-fn mere_claims_take_half_of_the_controllers_at_most() {
+fn unauthenticated_hosts_hold_at_most_half_of_the_controllers() {
     let (world, _directory) = world(GroupId::NULL);
     let visit = visit("192.0.2.1", world.now);
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
@@ -31,7 +31,7 @@ fn mere_claims_take_half_of_the_controllers_at_most() {
 
 /// A host that only claims names displaces no host at another address.
 #[test]
-fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
+fn oldest_unauthenticated_association_is_displaced_by_another_address() {
     for controllers in [None, Some(2)] {
         let (world, _directory) = world(GroupId::NULL);
         let offer = Arc::new(AccessPolicy { controllers, ..AccessPolicy::default() });
@@ -65,7 +65,7 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
 
 /// A subsystem full of unauthenticated associations has room for a host that authenticates.
 #[test]
-fn a_claim_makes_room_also_where_there_is_none_at_all() {
+fn unauthenticated_associations_are_displaced_in_a_full_subsystem() {
     let (world, _directory) = world(GroupId::NULL);
     let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..crate::support::subsystem() }));
@@ -89,7 +89,7 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
 
 /// The ids of a subsystem may be few, where several targets share one.
 #[test]
-fn claims_do_not_use_up_the_controller_ids_again_and_again() {
+fn unauthenticated_associations_do_not_exhaust_controller_ids() {
     let (world, _directory) = world(GroupId::NULL);
     let offer = Arc::new(AccessPolicy { cntlids: 7..=8, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..crate::support::subsystem() }));
@@ -119,7 +119,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
 
 /// Two reactors find at one moment that the host of two controllers has proved itself.
 #[test]
-fn of_two_proofs_at_one_moment_one_stays() {
+fn duplicates_authenticated_simultaneously_leave_one_controller() {
     let (world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
     let visit = visit("192.0.2.1", world.now);
@@ -137,7 +137,7 @@ fn set_duplicates(world: &World, duplicates: DuplicateHosts) {
 }
 
 #[test]
-fn a_host_that_comes_twice_replaces_itself_only_when_it_has_proved_itself() {
+fn a_duplicate_host_replaces_its_controller_only_once_authenticated() {
     let (mut world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
     let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -166,7 +166,7 @@ fn a_host_that_comes_twice_replaces_itself_only_when_it_has_proved_itself() {
 }
 
 #[test]
-fn of_two_claims_the_one_that_is_proved_first_stays_where_hosts_may_not_come_twice() {
+fn first_authenticated_duplicate_wins_under_the_refuse_policy() {
     let (mut world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Refuse);
     let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);

@@ -31,7 +31,7 @@ fn preparing() -> World {
 }
 
 #[test]
-fn who_asks_before_a_change_is_in_force_is_held_until_it_is() {
+fn connection_requests_are_held_until_a_pending_listener_is_active() {
     let mut world = preparing();
     assert_eq!((world.ask(1), world.ask(2)), (None, None));
     world.step(|queues, lent| queues.look(lent));
@@ -45,7 +45,7 @@ fn who_asks_before_a_change_is_in_force_is_held_until_it_is() {
 }
 
 #[test]
-fn who_asks_before_a_change_that_is_refused_finds_nobody() {
+fn held_requests_are_dropped_when_the_pending_listener_is_withdrawn() {
     let mut world = preparing();
     world.ask(1);
     world.registry.withdraw_listeners(&[LOCAL.into()]);
@@ -62,7 +62,7 @@ fn who_asks_before_a_change_that_is_refused_finds_nobody() {
 }
 
 #[test]
-fn a_change_that_is_not_decided_holds_nobody_for_long() {
+fn requests_for_a_pending_listener_are_held_for_5_s_at_most() {
     let mut world = preparing();
     world.ask(1);
     for (passed, held) in [(4, true), (1, false)] {
@@ -77,7 +77,7 @@ fn a_change_that_is_not_decided_holds_nobody_for_long() {
 }
 
 #[test]
-fn of_those_who_are_held_there_are_only_so_many() {
+fn held_connection_requests_are_limited_per_source_and_in_total() {
     let mut world = preparing();
     for _ in 0..limits::HALF_OPEN_PER_SOURCE + 3 {
         world.ask(1);
@@ -94,7 +94,7 @@ fn of_those_who_are_held_there_are_only_so_many() {
 }
 
 #[test]
-fn who_floods_makes_room_for_its_own_next() {
+fn a_flooding_source_displaces_its_own_oldest_connection() {
     let mut world = World::new();
     // Half of the receives, and then one in place of the oldest each time.
     for number in 0..20 {
@@ -107,7 +107,7 @@ fn who_floods_makes_room_for_its_own_next() {
 }
 
 #[test]
-fn of_all_that_nobody_has_named_the_largest_share_makes_room() {
+fn the_source_with_most_unidentified_connections_is_displaced_first() {
     let mut world = World::new();
     let sources = [1, 2, 1, 1, 2, 1];
     for (number, source) in (0..).zip(sources) {
@@ -136,7 +136,7 @@ fn of_all_that_nobody_has_named_the_largest_share_makes_room() {
 /// What was closed came home while nobody asked. The clock lets the next one in, not something
 /// that happens to come.
 #[test]
-fn who_waits_for_room_gets_it_when_the_clock_says_so() {
+fn waiting_connection_requests_are_served_by_the_timer() {
     let mut world = World::new();
     for (number, source) in (0..).zip([1, 2, 1, 1, 2, 1, 3]) {
         assert_eq!(world.ask(source), Some(Qp(number)));
@@ -167,7 +167,7 @@ fn who_waits_for_room_gets_it_when_the_clock_says_so() {
 }
 
 #[test]
-fn who_waits_for_room_is_not_pushed_out_by_who_asks_most() {
+fn a_waiting_request_is_not_displaced_by_a_flooding_source() {
     let mut world = World::new();
     for (number, source) in (0..).zip([1, 1, 1, 1, 2, 2, 1]) {
         assert_eq!(world.ask(source), Some(Qp(number)));
@@ -263,7 +263,7 @@ fn shallow_connections_of_one_address_leave_queue_pairs_for_others() {
 }
 
 #[test]
-fn a_host_that_brings_up_what_it_was_promised_is_not_displaced_in_a_flood_of_many_addresses() {
+fn granted_io_queues_are_not_displaced_by_a_flood_of_many_addresses() {
     let mut world = World::new();
     let data = publish(&world, false);
     let qp = world.ask(1).unwrap();
@@ -282,7 +282,7 @@ fn a_host_that_brings_up_what_it_was_promised_is_not_displaced_in_a_flood_of_man
 /// What was promised is bounded by itself. It must not use up the room of those that nobody vouches
 /// for, or hosts that start together push each other out.
 #[test]
-fn what_was_promised_takes_no_room_from_those_that_nobody_vouches_for() {
+fn granted_queues_do_not_use_up_the_share_of_unidentified_connections() {
     let mut world = World::new();
     let data = publish(&world, false);
     let qp = world.ask(1).unwrap();
@@ -301,7 +301,7 @@ fn what_was_promised_takes_no_room_from_those_that_nobody_vouches_for() {
 
 /// With any fabric: on an adapter each connection costs system calls.
 #[test]
-fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() {
+fn sources_that_repeatedly_connect_and_disconnect_are_throttled() {
     let mut world = World::new();
     let mut heard = 0;
     while heard < 200
@@ -328,7 +328,7 @@ fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() 
 /// Whoever asks from forged addresses confirms nothing, and a fabric keeps what was made for it for as
 /// long as it repeats its reply.
 #[test]
-fn connections_that_nobody_confirms_are_few_for_one_source_and_few_in_all() {
+fn half_open_connections_are_limited_per_source_and_in_total() {
     let mut world = World::with(4096);
     world.confirms = false;
     let half_open = |world: &World| world.queues.count();
@@ -357,7 +357,7 @@ fn connections_that_nobody_confirms_are_few_for_one_source_and_few_in_all() {
 }
 
 #[test]
-fn while_connections_have_had_their_time_requests_wait() {
+fn requests_wait_while_the_fabric_has_no_free_connections() {
     let mut world = World::new();
     world.fabric.is_busy = true;
     assert_eq!((world.ask(1), world.ask(2), world.fabric.rejected), (None, None, 0));
@@ -423,7 +423,7 @@ fn connections_are_not_counted_for_every_request_of_a_flood() {
 
 /// A busy reactor reads late that connections are up, and only those are charged to their sources.
 #[test]
-fn a_connection_makes_room_when_it_was_confirmed_or_had_time_to_be() {
+fn connections_are_displaced_only_after_confirmation_or_its_timeout() {
     let mut world = World::new();
     world.confirms = false;
     let qps: Vec<_> = (0..4).map(|_| world.ask(1).unwrap()).collect();
@@ -467,7 +467,7 @@ fn a_keep_alive_timeout_that_would_hold_memory_for_weeks_is_refused() {
 }
 
 #[test]
-fn controllers_of_one_host_that_come_together_do_not_push_each_other_out() {
+fn simultaneous_controllers_of_a_host_do_not_displace_each_other() {
     let mut world = World::new();
     let data = publish(&world, true);
     let at = |last| IpAddr::from([192, 0, 2, last]);

@@ -133,7 +133,7 @@ fn crowd_of(hosts: u8, queues: u16, more: u8) -> (World, Vec<Guest>) {
 
 /// All of them come together to a target that is sized for them, in any order.
 #[test]
-fn hosts_of_a_target_that_is_sized_for_them_get_all_their_queues_in_any_order() {
+fn hosts_of_an_adequately_sized_target_get_all_queues_in_any_order() {
     let small = (0..100).map(|seed| (seed, 6, 4));
     for (seed, hosts, queues) in small.chain([(1, 64, 16)]) {
         let ((mut world, mut guests), mut dice) = (crowd_of(hosts, queues, 0), Dice(seed));
@@ -156,7 +156,7 @@ fn pick(guests: &[Guest], dice: &mut Dice) -> Option<usize> {
 /// More than fit, who come and go: each queue that was promised or let in counts once, whatever else is
 /// connected.
 #[test]
-fn what_is_promised_is_what_nobody_has_and_nobody_was_promised() {
+fn queue_grants_equal_the_capacity_neither_used_nor_granted() {
     let mut fewer = 0;
     for seed in 0..200 {
         let ((mut world, mut guests), mut dice) = (crowd_of(6, 4, 3), Dice(seed));
@@ -192,7 +192,7 @@ fn what_is_promised_is_what_nobody_has_and_nobody_was_promised() {
 
 /// Strangers hold what they may of all that is there. What a host was promised all the same it gets.
 #[test]
-fn strangers_make_room_for_what_a_host_was_promised() {
+fn unidentified_connections_are_displaced_by_granted_queues() {
     for first in [true, false] {
         let (mut world, mut guests) = crowd_of(1, 16, 0);
         let (guest, mut dice) = (&mut guests[0], Dice(1));

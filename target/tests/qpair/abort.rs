@@ -58,7 +58,7 @@ fn write() -> Sqe {
 }
 
 #[test]
-fn an_event_request_ends_at_once_and_its_place_is_free() {
+fn an_aborted_event_request_completes_at_once_and_frees_its_slot() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST);
@@ -78,7 +78,7 @@ fn an_event_request_ends_at_once_and_its_place_is_free() {
 }
 
 #[test]
-fn what_is_not_there_is_not_aborted() {
+fn abort_of_a_nonexistent_command_reports_not_aborted() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     // No such command, an Abort command (this one), no such queue.
@@ -91,7 +91,7 @@ fn what_is_not_there_is_not_aborted() {
 }
 
 #[test]
-fn there_is_a_limit_to_aborts() {
+fn excess_aborts_fail_with_abort_command_limit_exceeded() {
     let mut world = World::new();
     let (messages, inbox) = mailbox().unwrap();
     let registry = nvmfd::core::registry::Registry::new(vec![messages], 8, 70);
@@ -116,7 +116,7 @@ fn there_is_a_limit_to_aborts() {
 }
 
 #[test]
-fn a_disk_gives_back_or_not_and_the_answer_tells() {
+fn abort_reports_whether_the_device_cancelled_the_operation() {
     let wish = Wish::new();
     for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
         let flush = Sqe::io(IoOpcode::FLUSH, 1).with_cid(CID);
@@ -139,7 +139,7 @@ fn a_disk_gives_back_or_not_and_the_answer_tells() {
 }
 
 #[test]
-fn an_operation_that_goes_on_keeps_nobody_waiting() {
+fn abort_does_not_wait_for_an_operation_that_cannot_be_cancelled() {
     let wish = Wish::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -152,7 +152,7 @@ fn an_operation_that_goes_on_keeps_nobody_waiting() {
 }
 
 #[test]
-fn several_wishes_for_one_command_are_all_told_what_became_of_it() {
+fn concurrent_aborts_of_a_command_all_report_its_outcome() {
     let wish = Wish::new();
     for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
         for sqe in [read(), write()] {
@@ -185,7 +185,7 @@ fn several_wishes_for_one_command_are_all_told_what_became_of_it() {
 }
 
 #[test]
-fn what_is_pulled_does_not_get_to_the_disk() {
+fn an_aborted_write_that_is_pulling_data_does_not_reach_the_device() {
     let wish = Wish::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -199,7 +199,7 @@ fn what_is_pulled_does_not_get_to_the_disk() {
 }
 
 #[test]
-fn what_waits_for_a_buffer_leaves_the_line() {
+fn an_aborted_command_leaves_the_buffer_wait_queue() {
     let wish = Wish::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -221,7 +221,7 @@ fn what_waits_for_a_buffer_leaves_the_line() {
 }
 
 #[test]
-fn with_the_second_half_of_a_fused_command_the_first_leaves_the_line() {
+fn abort_of_either_fused_half_removes_both_from_the_buffer_queue() {
     let wish = Wish::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -260,7 +260,7 @@ fn with_the_second_half_of_a_fused_command_the_first_leaves_the_line() {
 }
 
 #[test]
-fn the_ranges_that_are_left_stay_as_they_are() {
+fn remaining_ranges_of_an_aborted_deallocation_stay_unchanged() {
     let wish = Wish::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -281,7 +281,7 @@ fn the_ranges_that_are_left_stay_as_they_are() {
 }
 
 #[test]
-fn a_connection_that_ends_settles_its_wishes() {
+fn a_closing_connection_resolves_its_pending_aborts() {
     let wish = Wish::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);

@@ -177,7 +177,7 @@ fn mark(slba: u64, nlb_z: u16) -> Sqe {
 }
 
 #[test]
-fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
+fn write_uncorrectable_marks_are_persisted_and_cleared_by_writes() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     stage.send(&mark(4, 7), &[]);
@@ -220,7 +220,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
 
 /// It was let through before its host was preempted, and comes to the state worker behind that.
 #[test]
-fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_barred() {
+fn queued_write_uncorrectable_of_a_fenced_host_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
@@ -249,7 +249,7 @@ fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_ba
 }
 
 #[test]
-fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
+fn compare_verify_and_copy_do_not_read_uncorrectable_blocks() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     stage.good(&mark(8, 1), &[]);
@@ -284,7 +284,7 @@ fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
 }
 
 #[test]
-fn what_is_marked_while_it_is_deallocated_stays_so() {
+fn blocks_marked_during_a_deallocation_stay_uncorrectable() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     stage.good(&mark(0, 0), &[]);
@@ -307,7 +307,7 @@ fn what_is_marked_while_it_is_deallocated_stays_so() {
 }
 
 #[test]
-fn what_is_marked_while_it_is_changed_stays_unreadable() {
+fn blocks_marked_during_a_write_or_copy_stay_uncorrectable() {
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(8, 0).with_sgl(keyed(0, 4096));
     let copy = Copy { sdlba: 8, flags: CopyFlags(0) }.emit(1, Sgl::in_capsule(0, 32));
     let from = CopyRange { slba: 2, nlb_z: 0 }.emit();
@@ -338,7 +338,7 @@ fn what_is_marked_while_it_is_changed_stays_unreadable() {
 /// The block cannot be read once the write and the marks are answered, so the marks are behind the
 /// write, and only what the zeroes have left may be read when the marks are gone.
 #[test]
-fn what_marks_have_hidden_does_not_come_to_light_behind_the_change_that_takes_them_away() {
+fn data_hidden_by_marks_does_not_reappear_when_zeroes_clear_them() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     stage.world.memory[..4096].fill(0xAB);
@@ -360,7 +360,7 @@ fn what_marks_have_hidden_does_not_come_to_light_behind_the_change_that_takes_th
 }
 
 #[test]
-fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_away() {
+fn a_write_older_than_the_marks_waits_until_they_are_cleared() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     stage.world.memory[..4096].fill(0xAB);
@@ -382,7 +382,7 @@ fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_a
 }
 
 #[test]
-fn what_fails_mends_nothing_and_what_cannot_be_kept_is_an_error() {
+fn failed_writes_clear_no_marks_and_persistence_errors_are_reported() {
     let directory = tempfile::tempdir().unwrap();
     let mut stage = Stage::new(directory.path());
     stage.good(&mark(4, 0), &[]);
@@ -402,7 +402,7 @@ fn what_fails_mends_nothing_and_what_cannot_be_kept_is_an_error() {
 }
 
 #[test]
-fn a_connection_that_dies_while_the_keeper_works_gives_everything_back() {
+fn a_connection_closed_while_marks_are_persisted_returns_all_buffers() {
     for steps in 0..4 {
         let directory = tempfile::tempdir().unwrap();
         let mut stage = Stage::new(directory.path());

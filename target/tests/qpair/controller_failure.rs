@@ -10,7 +10,7 @@ use crate::support::{World, admin, end_both, io_queue, keyed};
 const FATAL: u64 = 1 << 1;
 
 #[test]
-fn a_controller_that_fails_says_so_by_its_status_and_an_event_until_it_is_reset() {
+fn a_failed_controller_reports_csts_cfs_and_an_event_until_reset() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let id = queue.association().unwrap().id;

@@ -30,7 +30,7 @@ fn blocks(world: &World, lba: usize, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn ranges_of_both_formats_are_loaded_and_stored_as_one() {
+fn copy_concatenates_source_ranges_of_both_descriptor_formats() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for (format, bytes, sdlba) in [(0, 32, 100u64), (1, 40, 120)] {
@@ -100,7 +100,7 @@ fn a_copy_that_is_refused_or_fails_has_changed_nothing() {
 }
 
 #[test]
-fn the_store_of_a_copy_is_durable_when_it_was_asked_to_be() {
+fn copy_honours_force_unit_access() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let mut job = copy(60, 1, 0);
@@ -133,7 +133,7 @@ fn verify_loads_all_of_it_piece_by_piece_and_pushes_nothing() {
 }
 
 #[test]
-fn a_copy_whose_connection_dies_gives_everything_back() {
+fn a_copy_on_a_closed_connection_returns_all_buffers() {
     for steps in 0..4 {
         let mut world = World::new();
         let (mut queue, admin, posted) = io_queue(&mut world);

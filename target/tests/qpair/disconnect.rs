@@ -41,7 +41,7 @@ fn disconnect_is_answered_last_and_ends_the_connection() {
 }
 
 #[test]
-fn an_idle_queue_is_deleted_at_once_and_may_come_back() {
+fn disconnect_of_an_idle_io_queue_completes_at_once_and_frees_it() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.send(&mut queue, &disconnect(), &[]);
@@ -76,7 +76,7 @@ fn disconnect_is_for_io_queues_and_has_one_format() {
 }
 
 #[test]
-fn a_retry_delay_is_told_to_hosts_that_heed_it() {
+fn command_retry_delay_is_reported_only_to_hosts_with_acre_set() {
     for heeds in [false, true] {
         let mut world = World::new();
         let (mut queue, mut admin, mut posted) = io_queue(&mut world);
@@ -108,7 +108,7 @@ fn a_retry_delay_is_told_to_hosts_that_heed_it() {
 }
 
 #[test]
-fn disconnect_waits_for_a_read_whose_data_go_to_several_places() {
+fn disconnect_waits_for_a_read_with_a_scattered_sgl() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let places = [(0, 4096), (10_000, 2048), (20_000, 2048)];

@@ -138,7 +138,7 @@ fn the_second_is_served(world: &mut World, queue: &mut QueuePair, cids: Range<u1
 }
 
 #[test]
-fn a_disk_that_hangs_does_not_keep_the_other_namespaces_of_its_host_waiting() {
+fn a_hung_device_does_not_block_other_namespaces_of_its_hosts() {
     let mut world = two_namespaces();
     let (mut queue, admin, posted) = io_queue(&mut world);
     (0..14).for_each(|cid| world.send(&mut queue, &read(1, cid), &[]));
@@ -154,7 +154,7 @@ fn a_disk_that_hangs_does_not_keep_the_other_namespaces_of_its_host_waiting() {
 }
 
 #[test]
-fn a_disk_that_hangs_does_not_keep_them_waiting_when_another_host_is_busy_either() {
+fn a_hung_device_does_not_block_other_namespaces_beside_a_busy_host() {
     let mut world = two_namespaces();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let own_posted = take(&mut world.fabric.posted);

@@ -21,7 +21,7 @@ fn statuses(world: &mut World) -> Vec<(u16, u16)> {
 }
 
 #[test]
-fn what_has_not_begun_ends_and_what_is_at_a_disk_is_outwaited() {
+fn format_fails_unstarted_commands_and_waits_for_started_ones() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let (waiting, drained) = mpsc::channel::<()>();
@@ -64,7 +64,7 @@ fn what_has_not_begun_ends_and_what_is_at_a_disk_is_outwaited() {
 }
 
 #[test]
-fn another_namespace_and_a_connection_that_ends_hold_nobody_up() {
+fn format_waits_only_for_device_io_of_its_own_namespace() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.send(&mut queue, &io(IoOpcode::READ, 1), &[]);

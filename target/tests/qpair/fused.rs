@@ -50,7 +50,7 @@ fn block(world: &World) -> Vec<u8> {
 
 /// Another namespace may have taken the number in between. The host has made no mistake.
 #[test]
-fn halves_for_two_stores_of_one_number_do_nothing() {
+fn fused_halves_for_different_devices_under_one_nsid_fail() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let old = block(&world);
@@ -86,7 +86,7 @@ fn a_shared_namespace_takes_no_fused_command() {
 }
 
 #[test]
-fn the_write_follows_when_the_blocks_are_alike_and_fails_when_they_are_not() {
+fn a_fused_write_is_executed_only_if_the_compare_succeeds() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let old = block(&world);
@@ -117,7 +117,7 @@ fn the_write_follows_when_the_blocks_are_alike_and_fails_when_they_are_not() {
 }
 
 #[test]
-fn the_write_of_a_pair_is_durable_when_its_host_asks_for_that_and_only_then() {
+fn a_fused_write_uses_fua_only_if_the_host_requests_it() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for wanted in [true, false] {
@@ -232,7 +232,7 @@ fn a_half_that_is_wrong_fails_both() {
 }
 
 #[test]
-fn when_the_disk_fails_each_half_says_what_became_of_it() {
+fn device_errors_are_reported_by_each_fused_half() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let old = block(&world);
@@ -262,7 +262,7 @@ fn when_the_disk_fails_each_half_says_what_became_of_it() {
 }
 
 #[test]
-fn whatever_dies_when_the_blocks_are_free_afterwards() {
+fn locked_ranges_are_released_whenever_a_fused_connection_closes() {
     // Another reactor, whose fused command waits behind the first one's.
     for steps in 0..8 {
         let shared = shared(2);
@@ -298,7 +298,7 @@ fn whatever_dies_when_the_blocks_are_free_afterwards() {
 }
 
 #[test]
-fn what_is_held_back_comes_home_when_its_connection_dies() {
+fn deferred_writes_are_released_when_their_connection_closes() {
     let shared = shared(2);
     let [mut one, mut two] = [0, 1].map(|reactor| World::of(Arc::clone(&shared), reactor));
     let (mut queue, admin, posted) = io_queue(&mut one);
@@ -566,7 +566,7 @@ impl Crowd {
 
 /// `SWAPS` sets how many for each number of hosts: `make sim SWAPS=1000000`.
 #[test]
-fn no_update_is_lost_whoever_swaps_writes_or_deallocates_on_whatever_reactor() {
+fn concurrent_compare_and_write_loses_no_update_across_reactors() {
     let swaps = std::env::var("SWAPS").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000);
     for hosts in [2, 3, 1] {
         let mut crowd = Crowd::new(hosts, hosts as u64);

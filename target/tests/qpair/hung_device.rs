@@ -224,7 +224,7 @@ impl Hosts {
 }
 
 #[test]
-fn three_hosts_on_a_hung_store_leave_large_buffers_to_those_of_others() {
+fn three_hosts_on_a_hung_device_leave_large_buffers_to_others() {
     let mut hosts = Hosts::new();
     let well = hosts.connect(false);
     let hung: Vec<u32> = (0..3).map(|_| hosts.connect(true)).collect();
@@ -240,7 +240,7 @@ fn three_hosts_on_a_hung_store_leave_large_buffers_to_those_of_others() {
 }
 
 #[test]
-fn a_host_that_comes_again_and_again_leaves_large_buffers_to_those_of_others() {
+fn a_reconnecting_host_of_a_hung_device_leaves_large_buffers_to_others() {
     let mut hosts = Hosts::new();
     let well = hosts.connect(false);
     let mut held = Vec::new();
@@ -267,7 +267,7 @@ fn a_host_that_comes_again_and_again_leaves_large_buffers_to_those_of_others() {
 /// A host has several paths to a store, and one of them goes quiet: what its commands hold is
 /// waiting for their data.
 #[test]
-fn a_path_that_goes_quiet_keeps_no_buffers_from_others_to_its_store() {
+fn a_silent_path_does_not_block_other_paths_to_its_device() {
     let mut hosts = Hosts::new();
     let (quiet, path) = (hosts.connect(true), hosts.connect(true));
     (0..16).for_each(|cid| hosts.send(quiet, &large(IoOpcode::WRITE, cid)));
@@ -286,7 +286,7 @@ fn a_path_that_goes_quiet_keeps_no_buffers_from_others_to_its_store() {
 
 /// Data that are on their way to hosts, are held for nobody's store: two hosts have lost their power.
 #[test]
-fn hosts_that_take_no_data_leave_buffers_to_others_of_their_store() {
+fn hosts_that_accept_no_data_leave_buffers_to_others_of_their_device() {
     let mut hosts = Hosts::new();
     let quiet = [hosts.connect(true), hosts.connect(true)];
     for key in quiet {
@@ -338,7 +338,7 @@ impl Hosts {
 
 /// In-capsule data go to the disk in the receives in which they came, and those are for everybody.
 #[test]
-fn a_host_that_comes_again_and_again_leaves_receives_to_others() {
+fn a_reconnecting_host_of_a_hung_device_leaves_receives_to_others() {
     let mut hosts = Hosts::new();
     let all = hosts.world.pool.plan().receives;
     let well = hosts.connect(false);
@@ -364,7 +364,7 @@ fn a_host_that_comes_again_and_again_leaves_receives_to_others() {
 
 /// Nothing had been kept when they came.
 #[test]
-fn hosts_that_give_up_together_leave_receives_to_others() {
+fn simultaneously_disconnecting_hosts_leave_receives_to_others() {
     let mut hosts = Hosts::new();
     let all = hosts.world.pool.plan().receives;
     let keys: Vec<u32> = (0..18).map(|_| hosts.connect(true)).collect();
@@ -381,7 +381,7 @@ fn hosts_that_give_up_together_leave_receives_to_others() {
 /// What waits for others to be done with its blocks has not gone to the disk, and counts: many begin
 /// together.
 #[test]
-fn receives_that_wait_for_their_turn_are_counted() {
+fn receives_of_commands_waiting_for_range_locks_are_counted() {
     let mut hosts = Hosts::new();
     let all = hosts.world.pool.plan().receives;
     let first = hosts.connect(true);
@@ -407,7 +407,7 @@ fn receives_that_wait_for_their_turn_are_counted() {
 
 /// What waits in that way and never begins, counts no more when it is over.
 #[test]
-fn receives_that_have_not_gone_to_the_disk_are_free_when_their_host_gives_up() {
+fn receives_not_yet_at_the_device_are_freed_on_disconnect() {
     let mut hosts = Hosts::new();
     let all = hosts.world.pool.plan().receives;
     let first = hosts.connect(true);
@@ -430,7 +430,7 @@ fn receives_that_have_not_gone_to_the_disk_are_free_when_their_host_gives_up() {
 /// A host has no answer to a write, gives up, comes again, writes the same, is answered, and writes the
 /// next. The disk must not come with the first one then.
 #[test]
-fn an_old_write_does_not_land_on_what_its_host_has_written_since() {
+fn a_write_of_a_lost_connection_does_not_overwrite_later_writes() {
     let mut hosts = Hosts::new();
     let old = hosts.connect(true);
     hosts.write_block(old, 0, 5, 0x11);
@@ -475,7 +475,7 @@ fn an_old_write_does_not_land_on_what_its_host_has_written_since() {
 
 /// What waits for an old write has done nothing: its host can have it back, and delete its queue.
 #[test]
-fn who_waits_for_an_old_write_can_be_aborted() {
+fn writes_waiting_for_one_of_a_lost_connection_can_be_aborted() {
     let mut hosts = Hosts::new();
     let old = hosts.connect(true);
     hosts.write_block(old, 0, 5, 0x11);
@@ -503,7 +503,7 @@ fn who_waits_for_an_old_write_can_be_aborted() {
 
 /// As fused commands are about, all changes have claimed their blocks.
 #[test]
-fn an_old_write_that_has_claimed_its_blocks_does_not_land_on_later_ones_either() {
+fn a_range_locked_write_of_a_lost_connection_overwrites_no_later_data() {
     let mut hosts = Hosts::new();
     let (old, new) = (hosts.connect(true), hosts.connect(true));
     hosts.write_block(old, 0, 4, 0x11);
@@ -532,7 +532,7 @@ fn an_old_write_that_has_claimed_its_blocks_does_not_land_on_later_ones_either()
 
 /// Operations that a device has not started are cancelled when the connection is closed.
 #[test]
-fn what_a_disk_has_not_begun_is_free_when_its_host_gives_up() {
+fn operations_unstarted_by_the_device_are_cancelled_on_disconnect() {
     let mut hosts = Hosts::new();
     hosts.world.disk.gives_back = true;
     for _ in 0..6 {
@@ -548,7 +548,7 @@ fn what_a_disk_has_not_begun_is_free_when_its_host_gives_up() {
 /// Two hosts share a store that does well, and no large buffer is free: their small commands go on
 /// several at a time.
 #[test]
-fn hosts_that_share_a_store_go_on_where_little_is_free() {
+fn hosts_sharing_a_device_proceed_when_few_buffers_are_free() {
     let mut hosts = Hosts::new();
     let keys = [hosts.connect(true), hosts.connect(true)];
     let mut taken = Vec::new();
@@ -572,7 +572,7 @@ fn hosts_that_share_a_store_go_on_where_little_is_free() {
 
 /// Commands without buffers wait neither for a device that holds too many nor behind others.
 #[test]
-fn a_flush_does_not_wait_for_buffers_that_a_store_has() {
+fn a_flush_does_not_wait_for_buffers_held_by_a_hung_device() {
     let mut hosts = Hosts::new();
     let hung: Vec<u32> = (0..3).map(|_| hosts.connect(true)).collect();
     hung.iter().for_each(|key| hosts.fill(*key));
@@ -587,7 +587,7 @@ fn a_flush_does_not_wait_for_buffers_that_a_store_has() {
 
 /// Small commands of others do not take what a large one waits for, for ever.
 #[test]
-fn a_large_command_is_served_among_small_ones_of_others_to_its_store() {
+fn a_large_command_is_not_starved_by_small_ones_to_its_device() {
     let mut hosts = Hosts::new();
     let keys: Vec<u32> = (0..4).map(|_| hosts.connect(true)).collect();
     let (large_one, small) = keys.split_last().unwrap();

@@ -18,7 +18,7 @@ fn get(lid: LogId, len: u32, sgl: Sgl) -> Sqe {
 }
 
 #[test]
-fn a_page_goes_in_pieces_and_zeros_follow_up_to_the_length_asked_for() {
+fn log_pages_are_sent_in_pieces_and_zero_padded_to_the_length() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     for len in [512, 1 << 14, (1 << 14) + 4, 60_000, LEN] {
@@ -112,7 +112,7 @@ fn a_host_that_asks_for_pages_keeps_neither_io_nor_admin_commands_waiting() {
 /// A command that was put off ends at its host's wish as any other.
 /// However little it asks for, each command takes a page of the pool.
 #[test]
-fn small_pages_are_counted_as_what_they_take() {
+fn small_log_pages_count_as_the_buffers_they_occupy() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let before = world.pool.free().2;
@@ -128,7 +128,7 @@ fn small_pages_are_counted_as_what_they_take() {
 
 /// One that waited for a buffer as the first one made its way stayed in a line for admin commands.
 #[test]
-fn a_connect_that_waits_has_lost_when_another_is_let_in() {
+fn a_waiting_connect_fails_once_another_has_succeeded() {
     let mut world = World::new();
     let (mut admin, cntlid) = admin(&mut world);
     let admin_posted = take(&mut world.fabric.posted);
@@ -156,7 +156,7 @@ fn a_connect_that_waits_has_lost_when_another_is_let_in() {
 }
 
 #[test]
-fn what_was_put_off_can_be_aborted() {
+fn deferred_log_page_commands_can_be_aborted() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     for cid in 0..3 {
@@ -175,7 +175,7 @@ fn what_was_put_off_can_be_aborted() {
 }
 
 #[test]
-fn a_piece_that_fails_ends_the_connection_and_leaves_nothing() {
+fn a_failed_log_page_piece_closes_the_connection_and_leaks_nothing() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let beyond = (1 << 17) - (1 << 14);

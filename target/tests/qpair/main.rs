@@ -45,7 +45,7 @@ fn code(cqe: Cqe) -> (u16, bool) {
 }
 
 #[test]
-fn a_connection_request_is_accepted_with_all_receives_posted_or_rejected_with_the_reason() {
+fn connection_requests_are_accepted_with_posted_receives_or_rejected() {
     let good = cm::Request { qid: 0, hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
     let cases: [(cm::Request, u8, Option<u16>); 8] = [
         (good, 16, None),
@@ -84,7 +84,7 @@ fn a_connection_request_is_accepted_with_all_receives_posted_or_rejected_with_th
 }
 
 #[test]
-fn connect_enables_and_properties_answer() {
+fn connect_succeeds_once_and_properties_are_readable() {
     let mut world = World::new();
     let (mut queue, cntlid) = admin(&mut world);
     assert!(cntlid > 0);
@@ -99,7 +99,7 @@ fn connect_enables_and_properties_answer() {
 
 /// The fabric counts connections without admission against their address.
 #[test]
-fn the_fabric_hears_of_a_host_once_it_is_let_in_and_not_before() {
+fn fabric_is_notified_exactly_once_when_a_host_is_admitted() {
     let mut world = World::new();
     let mut queue = world.open_qid(0);
     let unknown = Connect { sqsize_z: 15, ..Connect::default() }.emit(keyed(0, 1024));
@@ -147,7 +147,7 @@ fn a_write_is_pulled_stored_and_answered_with_the_receive_posted_first() {
 
 /// On its way from the capsule, or from the host's memory.
 #[test]
-fn a_write_is_durable_when_its_host_asks_for_that_and_only_then() {
+fn a_write_uses_fua_only_if_the_host_requests_it() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for (sgl, data) in [(Sgl::in_capsule(0, 4096), &[1; 4096][..]), (keyed(0, 4096), &[])] {
@@ -169,7 +169,7 @@ fn a_write_is_durable_when_its_host_asks_for_that_and_only_then() {
 }
 
 #[test]
-fn in_capsule_data_go_from_the_receive_buffer_to_the_disk_without_a_copy() {
+fn in_capsule_data_is_written_from_the_receive_buffer_without_a_copy() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let free = world.pool.free();
@@ -196,7 +196,7 @@ fn in_capsule_data_go_from_the_receive_buffer_to_the_disk_without_a_copy() {
 }
 
 #[test]
-fn a_read_is_pushed_and_answered_in_one_go() {
+fn read_data_and_completion_are_posted_together() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(4096, 4096));
@@ -215,7 +215,7 @@ fn a_read_is_pushed_and_answered_in_one_go() {
 }
 
 #[test]
-fn compare_flush_zeroes_and_deallocate() {
+fn compare_flush_write_zeroes_and_deallocate_are_executed() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.memory[..8192].copy_from_slice(&world.disk.blocks[4096..12288]);
@@ -258,7 +258,7 @@ fn compare_flush_zeroes_and_deallocate() {
 }
 
 #[test]
-fn who_finds_no_buffer_waits_in_line_and_admin_does_not() {
+fn commands_wait_for_buffers_in_arrival_order() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     // 512 KiB of data, a quarter MiB of it for admin: four reads of 64 KiB fit.
@@ -301,7 +301,7 @@ fn immediate_data_are_ignored_and_a_write_with_them_is_no_capsule() {
 }
 
 #[test]
-fn a_host_that_breaks_the_rules_is_disconnected() {
+fn short_capsules_and_duplicate_command_ids_cause_a_disconnect() {
     for len in [0, 63] {
         let mut world = World::new();
         let (mut queue, admin, posted) = io_queue(&mut world);
@@ -326,7 +326,7 @@ fn a_host_that_breaks_the_rules_is_disconnected() {
 }
 
 #[test]
-fn every_buffer_comes_home_whatever_dies_when() {
+fn all_buffers_are_returned_whenever_the_connection_closes() {
     // Stop after each number of steps: capsules received, pulled, at the disk, answered.
     for steps in 0..24 {
         let mut world = World::new();
@@ -387,7 +387,7 @@ fn an_event_request_waits_and_a_reset_ends_it() {
 }
 
 #[test]
-fn shutdown_flushes_before_it_says_complete() {
+fn shutdown_flushes_before_reporting_completion() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let shutdown = PropertySet::new(Property::CC, 0x0046_4001).emit();
@@ -427,7 +427,7 @@ fn a_shutdown_whose_flush_failed_is_a_fatal_status_and_never_complete() {
 }
 
 #[test]
-fn a_silent_host_is_given_up_and_a_busy_one_is_not() {
+fn keep_alive_timeout_disconnects_silent_hosts_only() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let keep_alive = Sqe::admin(AdminOpcode::KEEP_ALIVE);
@@ -446,7 +446,7 @@ fn a_silent_host_is_given_up_and_a_busy_one_is_not() {
 
 /// Whenever its last command has come between two ticks of the reactor, and by whichever queue.
 #[test]
-fn a_silent_host_is_given_up_within_a_second_of_its_timeout_and_never_before() {
+fn keep_alive_timeout_expires_within_a_second_and_never_early() {
     const TICK: Duration = Duration::from_millis(250);
     const KATO: Duration = Duration::from_secs(5);
     for (phase_ms, is_traffic) in (0..250).step_by(50).flat_map(|ms| [(ms, true), (ms, false)]) {
@@ -473,7 +473,7 @@ fn a_silent_host_is_given_up_within_a_second_of_its_timeout_and_never_before() {
 }
 
 #[test]
-fn of_connects_under_way_together_one_is_admitted_and_nothing_is_left_of_it() {
+fn concurrent_connects_on_one_queue_admit_exactly_one() {
     let mut world = World::new();
     let mut queue = world.open_qid(0);
     world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
@@ -536,7 +536,7 @@ fn io_on_a_lost_or_reset_controller_is_disconnected_and_never_failed() {
 }
 
 #[test]
-fn a_deallocation_stays_with_the_store_that_it_was_meant_for() {
+fn a_deallocation_stays_on_its_device_when_the_namespace_changes() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let mut data = [0; 32];

@@ -87,7 +87,7 @@ fn served(refusal: Status, command: impl Fn(u8) -> Sqe) -> BTreeSet<u8> {
 }
 
 #[test]
-fn what_no_row_names_is_refused_and_what_a_row_names_is_served() {
+fn served_admin_functions_match_the_support_tables() {
     let opcodes = served(Status::INVALID_OPCODE, |opcode| Sqe::admin(AdminOpcode(opcode)));
     compare("admin opcode", &opcodes);
     let log = |lid| GetLogPage::new(LogId(lid), 0, 4).emit(keyed(0, 16));
@@ -107,7 +107,7 @@ fn what_no_row_names_is_refused_and_what_a_row_names_is_served() {
 }
 
 #[test]
-fn io_opcodes_are_served_or_refused_as_the_rows_say() {
+fn served_io_opcodes_match_the_support_tables() {
     let mut served = BTreeSet::new();
     for opcode in 0..=u8::MAX {
         let mut world = World::new();
@@ -146,7 +146,7 @@ fn functions() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_test_that_a_row_names_exists() {
+fn every_test_named_in_the_support_tables_exists() {
     let functions = functions();
     let mut named = 0;
     for row in rows() {

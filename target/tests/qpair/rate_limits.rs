@@ -63,7 +63,7 @@ fn read(cid: u16) -> Sqe {
 }
 
 #[test]
-fn commands_begin_in_their_order_when_their_time_comes() {
+fn rate_limited_commands_start_in_order_at_their_booked_time() {
     let (mut world, (mut queue, admin, posted)) =
         stage(|world| limited(world, limit(Some(1000), None)));
     (0..5).for_each(|cid| world.send(&mut queue, &read(cid), &[]));
@@ -108,7 +108,7 @@ fn a_fused_command_whose_second_half_is_aborted_waits_for_no_limit() {
 
 /// Others at the limit would wait for it, for as long as somebody likes.
 #[test]
-fn what_does_not_begin_gives_its_time_back() {
+fn commands_that_never_start_are_refunded_their_rate_limit_booking() {
     let mut limiter = None;
     let (mut world, (mut queue, admin, posted)) = stage(|world| {
         let subsystem = limited(world, limit(Some(10), None));
@@ -143,7 +143,7 @@ fn what_does_not_begin_gives_its_time_back() {
 }
 
 #[test]
-fn bytes_count_and_those_of_a_copy_afterwards() {
+fn bandwidth_limits_charge_bytes_and_those_of_a_copy_afterwards() {
     // A block takes a millisecond.
     let (mut world, (mut queue, admin, posted)) =
         stage(|world| limited(world, limit(None, Some(4_096_000))));
@@ -188,7 +188,7 @@ fn a_host_has_its_own_limit_and_a_fused_command_counts_as_one() {
 }
 
 #[test]
-fn a_limit_that_changes_or_goes_counts_at_once() {
+fn a_changed_or_removed_rate_limit_takes_effect_at_once() {
     let (mut world, (mut queue, admin, posted)) =
         stage(|world| limited(world, limit(Some(1), None)));
     (0..4).for_each(|cid| world.send(&mut queue, &read(cid), &[]));
@@ -206,7 +206,7 @@ fn a_limit_that_changes_or_goes_counts_at_once() {
 }
 
 #[test]
-fn who_waits_for_a_limit_can_leave_and_die() {
+fn queues_with_rate_limited_commands_can_disconnect_or_be_closed() {
     for dies in [false, true] {
         let (mut world, (mut queue, admin, posted)) =
             stage(|world| limited(world, limit(Some(1), None)));

@@ -56,7 +56,7 @@ fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
 }
 
 #[test]
-fn writes_that_wait_for_a_limit_are_not_carried_out_after_an_answered_preempt() {
+fn rate_limited_writes_are_not_executed_after_a_completed_preempt() {
     let (sender, message) = mailbox().unwrap();
     let mut worker = NamespaceStateWorker::new();
     let mut world = World::new();
@@ -284,7 +284,7 @@ fn outcome(case: &Case, wait: Wait, change: Change) -> Vec<(u16, Status)> {
 }
 
 #[test]
-fn what_has_changed_while_a_command_waits_counts_when_it_begins() {
+fn waiting_commands_are_rechecked_against_changes_before_they_start() {
     for case in cases() {
         for &wait in case.waits {
             for change in Change::ALL {

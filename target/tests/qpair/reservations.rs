@@ -58,7 +58,7 @@ fn write() -> Sqe {
 }
 
 #[test]
-fn a_reservation_command_is_answered_when_the_keeper_is_done() {
+fn a_reservation_command_completes_when_the_state_worker_has_run() {
     let (mut world, message, worker, reservation) = world();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let keys = RegisterKeys { current: 0, new: 0xA1 };
@@ -79,7 +79,7 @@ fn a_reservation_command_is_answered_when_the_keeper_is_done() {
 }
 
 #[test]
-fn without_a_keeper_the_answer_is_an_error() {
+fn reservation_commands_without_a_state_worker_fail() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let register = Register(0).emit(1, Sgl::in_capsule(0, 16));
@@ -89,7 +89,7 @@ fn without_a_keeper_the_answer_is_an_error() {
 }
 
 #[test]
-fn a_queue_that_closes_meanwhile_waits_for_the_keeper() {
+fn a_closing_queue_waits_for_its_pending_reservation_command() {
     let (mut world, message, worker, _) = world();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let register = Register(0).emit(1, Sgl::in_capsule(0, 16));
@@ -102,7 +102,7 @@ fn a_queue_that_closes_meanwhile_waits_for_the_keeper() {
 }
 
 #[test]
-fn what_another_host_reserves_bars_this_one() {
+fn writes_conflict_with_a_reservation_of_another_host() {
     let (mut world, message, worker, reservation) = world();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
@@ -137,7 +137,7 @@ fn fence(nsid: u32, host: [u8; 16], drained: mpsc::Sender<()>) -> Arc<DrainBarri
 }
 
 #[test]
-fn a_fence_ends_what_has_not_begun_and_is_held_by_what_has() {
+fn a_fence_aborts_unstarted_commands_and_waits_for_started_ones() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let (worker, words) = mpsc::channel();
@@ -225,7 +225,7 @@ fn a_fence_stops_a_command_of_many_steps_after_the_one_under_way() {
 }
 
 #[test]
-fn a_notice_is_told_when_the_queue_looks_next() {
+fn reservation_notifications_are_reported_at_the_next_poll() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x1F);

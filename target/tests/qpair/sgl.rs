@@ -27,7 +27,7 @@ fn blocks(world: &World, lba: usize, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn reads_and_writes_go_to_all_places_in_their_order() {
+fn reads_and_writes_transfer_all_sgl_descriptors_in_order() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for (offset, places) in [
@@ -63,7 +63,7 @@ fn reads_and_writes_go_to_all_places_in_their_order() {
 }
 
 #[test]
-fn only_as_much_is_pulled_as_the_command_needs() {
+fn bytes_beyond_the_need_of_a_command_are_not_pulled() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let ranges = [
@@ -84,7 +84,7 @@ fn only_as_much_is_pulled_as_the_command_needs() {
 }
 
 #[test]
-fn a_sum_unlike_the_command_and_malformed_lists_are_refused() {
+fn sgls_with_a_wrong_total_length_or_malformed_lists_are_refused() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let read = Sqe::io(IoOpcode::READ, 1).with_range(5, 1);
@@ -107,7 +107,7 @@ fn a_sum_unlike_the_command_and_malformed_lists_are_refused() {
 }
 
 #[test]
-fn whatever_dies_between_two_pieces_everything_comes_home() {
+fn all_buffers_are_returned_when_a_transfer_ends_between_pieces() {
     for (opcode, steps) in (0..6).flat_map(|steps| {
         [IoOpcode::READ, IoOpcode::WRITE, IoOpcode::COMPARE].map(|opcode| (opcode, steps))
     }) {

@@ -16,7 +16,7 @@ use crate::support::{World, admin, connect_data, end_both, io_queue, keyed, subs
 /// It takes back its event requests without a word before it detaches, and gives their ids to the
 /// commands that follow.
 #[test]
-fn a_command_with_the_id_of_a_parked_event_request_takes_its_place() {
+fn a_command_reusing_the_id_of_a_pending_event_request_replaces_it() {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
     let receives = |world: &World| {
@@ -55,7 +55,7 @@ fn connect(world: &mut World, data: &ConnectData) -> (nvmfd::core::qpair::QueueP
 }
 
 #[test]
-fn a_host_without_a_name_gets_in_where_all_do_and_nowhere_else() {
+fn unnamed_hosts_are_admitted_only_where_any_host_is_allowed() {
     let mut world = World::new();
     let (queue, cqe) = connect(&mut world, &unnamed());
     assert!(cqe.status.is_success(), "{}", cqe.status);
@@ -72,7 +72,7 @@ fn a_host_without_a_name_gets_in_where_all_do_and_nowhere_else() {
 }
 
 #[test]
-fn a_host_without_a_name_reserves_nothing() {
+fn unnamed_hosts_cannot_register_reservations() {
     let mut world = World::new();
     world.unnamed = true;
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -86,7 +86,7 @@ fn a_host_without_a_name_reserves_nothing() {
 
 /// Its tests of Abort count the first response.
 #[test]
-fn the_answer_to_an_abort_waits_until_that_of_the_aborted_command_has_arrived() {
+fn abort_completes_after_the_completion_of_the_aborted_command() {
     let mut world = World::new();
     let (mut queue, admin_queue, posted) = io_queue(&mut world);
     let hoard: Vec<_> = std::iter::from_fn(|| world.pool.take_data(4096)).collect();
@@ -108,7 +108,7 @@ fn the_answer_to_an_abort_waits_until_that_of_the_aborted_command_has_arrived() 
 
 /// After a restart of the target it asks for its old controller many times a second.
 #[test]
-fn asking_for_a_controller_of_before_counts_for_nothing_against_an_address() {
+fn io_connects_to_stale_controllers_do_not_count_against_the_source() {
     let mut world = World::new();
     let data = connect_data(77);
     for (qid, subsystem, expected) in [

@@ -14,7 +14,7 @@ use rdma::{Buf, Tag, Work};
 use crate::support::{World, end_both, io_queue, keyed};
 
 #[test]
-fn what_a_stalled_disk_keeps_of_a_lost_queue_is_only_what_it_works_on() {
+fn a_stalled_device_holds_only_the_buffers_of_its_own_operations() {
     let mut world = World::new();
     let before = world.pool.free();
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -157,7 +157,7 @@ fn in_pieces(pair: &mut Pair) -> Vec<Buf> {
 }
 
 #[test]
-fn who_lacks_a_large_buffer_does_not_keep_others_waiting_and_is_served_among_them() {
+fn a_command_lacking_a_large_buffer_neither_blocks_others_nor_starves() {
     let mut pair = Pair::new();
     let kept = in_pieces(&mut pair);
     // The block that could be whole is at a disk that is slow.
@@ -211,7 +211,7 @@ fn who_lacks_a_large_buffer_does_not_keep_others_waiting_and_is_served_among_the
 }
 
 #[test]
-fn where_every_block_has_a_page_at_a_hung_disk_only_the_large_command_waits() {
+fn fragmentation_by_a_hung_device_delays_only_large_commands() {
     let mut pair = Pair::new();
     let mut kept = in_pieces(&mut pair);
     kept.extend(pair.world.pool.take_data(LARGE));
@@ -238,7 +238,7 @@ fn where_every_block_has_a_page_at_a_hung_disk_only_the_large_command_waits() {
 /// Others may take everything else, down to what is there for admin commands alone; that it leaves
 /// as well.
 #[test]
-fn what_is_set_aside_serves_the_one_that_it_is_for() {
+fn memory_set_aside_serves_the_large_command_that_waits_for_it() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let mut hoard = Vec::new();

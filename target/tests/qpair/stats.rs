@@ -38,7 +38,7 @@ fn after(ns: u64, world: &mut World, queue: &mut QueuePair) {
 }
 
 #[test]
-fn a_write_is_pulled_stored_and_replied_to_and_its_time_is_there() {
+fn stage_times_of_a_write_are_recorded() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192));
@@ -82,7 +82,7 @@ fn a_command_in_progress_is_described_with_its_stage_and_age() {
 }
 
 #[test]
-fn a_read_is_loaded_pushed_and_replied_to_and_a_failure_is_one() {
+fn stage_times_of_a_read_are_recorded_and_failures_counted() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
@@ -106,7 +106,7 @@ fn a_read_is_loaded_pushed_and_replied_to_and_a_failure_is_one() {
 }
 
 #[test]
-fn who_lacks_a_buffer_waits() {
+fn time_waiting_for_a_buffer_is_recorded_as_wait() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for cid in 0..6 {
@@ -123,7 +123,7 @@ fn who_lacks_a_buffer_waits() {
 }
 
 #[test]
-fn the_recorder_has_what_was_slow_and_nothing_else() {
+fn only_commands_at_or_above_the_slow_threshold_are_recorded() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let observer = std::sync::Arc::clone(world.shared.observer(0).unwrap());

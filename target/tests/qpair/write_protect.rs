@@ -58,7 +58,7 @@ fn answers(
 }
 
 #[test]
-fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
+fn write_protection_is_persisted_and_flushed_before_completion() {
     let directory = tempfile::tempdir().unwrap();
     let (mut world, message, mut worker, protection) = world(directory.path());
     let (mut queue, _) = admin(&mut world);
@@ -103,7 +103,7 @@ fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_an_error_and_changes_nothing() {
+fn write_protection_that_cannot_be_persisted_fails_and_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (mut world, message, mut worker, protection) = world(directory.path());
     let (mut queue, _) = admin(&mut world);

@@ -75,7 +75,7 @@ mod tests {
     use crate::sim::block_stamp::*;
 
     #[test]
-    fn a_block_tells_who_wrote_it_and_every_damage_shows() {
+    fn stamps_identify_their_write_and_reveal_any_damage() {
         let mut block = [0; 512];
         assert_eq!(identify(1, 7, &block), Ok(Value::Zeros));
         block[511] = 1;

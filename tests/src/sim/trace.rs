@@ -102,7 +102,7 @@ mod tests {
     use crate::sim::trace::*;
 
     #[test]
-    fn equal_runs_have_equal_numbers_and_order_and_time_count() {
+    fn the_trace_checksum_covers_order_and_time_of_steps() {
         let start = Instant::now();
         let run = |steps: &[(u64, u64)]| {
             let trace = Trace::new(Telling::Last(2), start);

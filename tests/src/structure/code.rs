@@ -341,7 +341,7 @@ mod tests {
     use crate::structure::code::*;
 
     #[test]
-    fn comments_and_literals_are_no_code_and_lines_stay() {
+    fn comments_and_literals_are_removed_and_lines_preserved() {
         let text = "let a = \"// {\"; // x\n/* {\n/* } */ */let b = '{';\nlet c = r#\"\"}\"#;\nfn f<'a>() {}\n";
         let expected = ["let a = \"\";", "", "let b = ;", "let c = \"\";", "fn f<'a>() {}"];
         assert_eq!(production(text), expected);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_outside_of_use_are_found_whole() {
+    fn complete_paths_outside_of_use_are_found() {
         let text = "use a::{\n    b::C,\n};\nlet x: Vec<d::E> = ::f::g(h, self::i::<j::K>());\n";
         let seen = inline_paths(&production(text));
         let seen: Vec<_> = seen.into_iter().map(|path| path.join("::")).collect();

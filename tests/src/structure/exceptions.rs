@@ -57,7 +57,7 @@ mod tests {
     use crate::structure::exceptions::*;
 
     #[test]
-    fn what_is_new_and_what_is_gone_is_told() {
+    fn new_and_obsolete_lines_are_reported() {
         let list = Exceptions::from("# why\n\na -> b\nc -> d\n");
         assert_eq!(list.count(), 2);
         let found =

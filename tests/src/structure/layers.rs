@@ -141,7 +141,7 @@ mod tests {
     const LAYERS: &str = "# from the top\nlib\nupper\nlower other\nlower/base\n";
 
     #[test]
-    fn the_longest_prefix_counts_and_moves_are_followed() {
+    fn the_longest_prefix_determines_the_layer_also_of_moved_files() {
         let layers = Layers::from(LAYERS, "old.rs\tlower/base.rs\n").unwrap();
         let place = |file| layers.place(file).map(|place| (place.name, place.layer));
         assert_eq!(place("lower/a.rs"), Some(("lower", 1)));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_imported_as_a_whole_is_used_where_its_names_are_defined() {
+    fn module_imports_resolve_to_where_their_names_are_defined() {
         let (_directory, read) = written(&[
             ("lib.rs", "mod lower;\nmod other;\n"),
             ("other.rs", "pub mod a;\n"),

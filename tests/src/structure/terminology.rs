@@ -184,7 +184,7 @@ mod tests {
     const LIST: &str = "# comment\nstore stores | device | backing_store\ntake | -\n";
 
     #[test]
-    fn whole_words_are_found_in_every_case() {
+    fn complete_words_are_found_in_every_case() {
         let list = Terminology::from(LIST).unwrap();
         let first = |name| list.first_in(name).map(|(word, _)| word);
         for name in ["Store", "ServedStore", "served_store", "store-all", "the store"] {

@@ -13,7 +13,7 @@ fn checkout() -> PathBuf {
 }
 
 #[test]
-fn imports_lead_down() {
+fn imports_point_to_lower_layers() {
     let layers = Layers::read(&checkout()).expect("tests/structure/layers");
     let file = checkout().join("tests/structure/upward");
     let exceptions = Exceptions::read(&file).expect("tests/structure/upward");
@@ -24,7 +24,7 @@ fn imports_lead_down() {
 }
 
 #[test]
-fn every_module_stands_on_a_layer() {
+fn every_module_has_a_layer() {
     let layers = Layers::read(&checkout()).expect("tests/structure/layers");
     let crates = structure::crates(&checkout()).expect("the sources");
     let lost: Vec<_> = crates.iter().flat_map(|(_, read)| layers.without_layer(read)).collect();
@@ -33,7 +33,7 @@ fn every_module_stands_on_a_layer() {
 
 /// What no crate declares where the guards look for it would escape them.
 #[test]
-fn every_source_file_is_read() {
+fn every_source_file_is_covered_by_the_guards() {
     let crates = structure::crates(&checkout()).expect("the sources");
     let modules = crates.iter().flat_map(|(_, read)| &read.modules);
     let read: BTreeSet<PathBuf> = modules.map(|module| module.file.clone()).collect();

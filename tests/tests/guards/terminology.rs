@@ -6,7 +6,7 @@ use tests::structure::exceptions::Exceptions;
 use tests::structure::terminology;
 
 #[test]
-fn names_have_the_words_of_the_field() {
+fn names_contain_no_forbidden_words() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let found = terminology::found_in_all(&checkout).expect("the sources");
     let file = checkout.join("tests/structure/names");
@@ -54,7 +54,7 @@ const PROSE: [(&str, &str); 31] = [
 ];
 
 #[test]
-fn comments_have_the_words_of_the_field() {
+fn comments_contain_no_forbidden_words() {
     let mut found = Vec::new();
     for (name, _) in super::sources() {
         let checked = [
@@ -81,6 +81,69 @@ fn comments_have_the_words_of_the_field() {
         }
     }
     assert!(found.is_empty(), "words that comments do not have:\n{}", found.join("\n"));
+}
+
+/// Words with which no name of a test begins: it has a noun of the field as its subject.
+const NO_SUBJECTS: [&str; 18] = [
+    "everything",
+    "how",
+    "it",
+    "neither",
+    "nobody",
+    "nothing",
+    "somebody",
+    "something",
+    "there",
+    "they",
+    "what",
+    "whatever",
+    "when",
+    "where",
+    "who",
+    "whoever",
+    "whom",
+    "whose",
+];
+
+/// Words that no name of a test has, beside those of comments.
+const NOT_IN_NAMES: [&str; 21] = [
+    "awaits", "comes", "disk", "door", "fares", "gone", "goes", "hears", "home", "honest",
+    "keeper", "lies", "outlasts", "said", "says", "stranger", "tell", "told", "vain", "who",
+    "whom",
+];
+
+/// The name of a test is a sentence that the runner prints and docs/support.md cites.
+#[test]
+fn test_names_state_a_behaviour_in_terms_of_the_field() {
+    let mut found = Vec::new();
+    for (name, lines) in super::sources() {
+        let mut is_test = false;
+        for (line, number) in lines.iter().zip(1..) {
+            let line = line.trim();
+            if line.starts_with("#[") {
+                is_test |= line.starts_with("#[test]");
+                continue;
+            }
+            let Some(test) = line.strip_prefix("fn ").filter(|_| is_test) else {
+                is_test &= line.is_empty();
+                continue;
+            };
+            is_test = false;
+            let test = test.split('(').next().unwrap_or(test);
+            let mut words = test.split('_');
+            let begins = words.clone().next().is_some_and(|word| NO_SUBJECTS.contains(&word));
+            let has = words.any(|word| {
+                NOT_IN_NAMES.contains(&word.strip_suffix('s').unwrap_or(word))
+                    || NOT_IN_NAMES.contains(&word)
+            });
+            let prose = test.replace('_', " ");
+            let is_dropped = PROSE.iter().any(|(word, _)| has_word(&prose, word));
+            if begins || has || is_dropped || test.len() > 75 {
+                found.push(format!("{name}:{number}: {test}"));
+            }
+        }
+    }
+    assert!(found.is_empty(), "names of tests to be said otherwise:\n{}", found.join("\n"));
 }
 
 /// Whether a text has a word, in singular or plural.

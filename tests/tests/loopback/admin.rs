@@ -40,7 +40,7 @@ fn newest_error(host: &mut Host) -> ErrorEntry {
 }
 
 #[test]
-fn smart_tells_a_life_over_connections_and_restarts() {
+fn smart_counters_survive_reconnects_and_restarts() {
     let mut target = TestTarget::start();
     let mut host = target.connect(1);
     let data = pattern(1, 1 << 20);
@@ -244,7 +244,7 @@ fn an_abort_finds_its_command_on_whichever_reactor() {
 
 /// A host that times out reconnects repeatedly, and leaves operations at a device each time.
 #[test]
-fn who_comes_again_while_a_disk_stalls_is_promised_as_much_as_before() {
+fn reconnects_are_granted_all_queues_while_a_device_stalls() {
     const ROUNDS: usize = 12;
     // Room for three such hosts at once, each with an admin queue and two of 64 entries.
     let memory = "[memory]\nreceives = 640\n[limits]\nqueue_depth = 64\n";

@@ -73,7 +73,7 @@ fn answered(client: &mut UnixStream) {
 /// The writes of the killed process wait in the target for their limit; it is not known to be gone
 /// before its keep alive timeout.
 #[test]
-fn a_write_of_a_killed_process_never_comes_after_those_of_the_next() {
+fn writes_of_a_killed_process_never_follow_those_of_its_successor() {
     let limit = "[[qos]]\nname = 'slow'\niops = 5\nburst_ms = 0\nhosts = ['HOST']\n";
     let target = TestTarget::start_with(&limit.replace("HOST", HOST));
     let socket = target.directory().join("nbd.sock");

@@ -47,7 +47,7 @@ fn ended(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> EndRe
 }
 
 #[test]
-fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
+fn authentication_works_in_every_dh_group_and_is_enforced() {
     let directory = tempfile::tempdir().unwrap();
     let mut target = TestTarget::start_with(&rules(directory.path(), ""));
     for group in ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"] {
@@ -131,7 +131,7 @@ fn each_host_may_use_the_hashes_and_groups_that_are_allowed_for_it() {
 }
 
 #[test]
-fn hosts_that_prove_themselves_all_at_once_get_their_turn() {
+fn concurrent_authentications_all_succeed() {
     let directory = tempfile::tempdir().unwrap();
     let more = rules(directory.path(), "groups = [\"ffdhe4096\"]");
     let target = TestTarget::start_with(&more);
@@ -154,7 +154,7 @@ fn hosts_that_prove_themselves_all_at_once_get_their_turn() {
 }
 
 #[test]
-fn the_tool_takes_secrets_and_keeps_them_to_itself() {
+fn the_tool_accepts_secrets_and_never_prints_them() {
     let directory = tempfile::tempdir().unwrap();
     let target = TestTarget::start_with(&rules(directory.path(), "groups = [\"ffdhe2048\"]"));
     let file = format!("@{}/theirs", directory.path().display());

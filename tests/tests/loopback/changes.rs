@@ -58,7 +58,7 @@ fn hear(view: &TargetView, all: u64) {
 }
 
 #[test]
-fn who_connects_before_a_change_is_kept_is_served_by_what_it_brings() {
+fn connects_before_a_change_is_persisted_are_served_after_it() {
     for (threads, port) in [(1, 4421), (2, 4420)] {
         let reactors = format!("[reactor]\nthreads = {threads}\n");
         let mut target = TestTarget::start_with(&reactors);
@@ -90,7 +90,7 @@ fn who_connects_before_a_change_is_kept_is_served_by_what_it_brings() {
 }
 
 #[test]
-fn who_connects_before_a_change_is_refused_finds_nobody() {
+fn connects_before_a_refused_change_find_no_listener() {
     for (threads, port) in [(1, 4421), (2, 4420)] {
         let reactors = format!("[reactor]\nthreads = {threads}\n");
         let mut target = TestTarget::start_with(&reactors);

@@ -48,7 +48,7 @@ fn image(path: &std::path::Path, parts: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_goes_to_a_namespace_to_another_and_back_with_its_holes() {
+fn copies_between_files_and_namespaces_preserve_holes() {
     let target = TestTarget::start();
     let path = |name: &str| target.directory().join(name).display().to_string();
     let (first, second) = (namespace(&target, 1, 2), namespace(&target, 2, 3));
@@ -128,7 +128,7 @@ impl Running {
 }
 
 #[test]
-fn an_interrupted_copy_continues_and_outlives_the_target() {
+fn an_interrupted_copy_resumes_and_survives_a_target_restart() {
     let mut target = TestTarget::start();
     let config = target.directory().join("nvmfd.toml");
     let limit = "[[qos]]\nname = 'slow'\nbandwidth = '2MiB'\nhosts = ['HOST']\n";

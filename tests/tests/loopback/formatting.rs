@@ -130,7 +130,7 @@ fn no_io_is_done_while_a_host_formats() {
 }
 
 #[test]
-fn other_blocks_are_there_for_every_host_and_queue_at_once() {
+fn a_new_block_size_is_effective_for_every_host_at_once() {
     let mut target = serving(2);
     let (mut one, mut two) = (patient(&target, 0), patient(&target, 1));
     let data = pattern(1, BYTES);
@@ -167,7 +167,7 @@ fn other_blocks_are_there_for_every_host_and_queue_at_once() {
 }
 
 #[test]
-fn what_is_under_way_is_over_before_the_blocks_change() {
+fn pending_writes_are_never_executed_in_the_new_block_size() {
     let mut target = serving(2);
     let [mut one, mut two, mut three] = [0, 1, 2].map(|n| patient(&target, n));
     target.apply(&with(&target, "fault = \"stall\""));
@@ -189,7 +189,7 @@ fn what_is_under_way_is_over_before_the_blocks_change() {
 }
 
 #[test]
-fn a_target_that_stops_meanwhile_leaves_the_blocks_as_they_were() {
+fn a_format_interrupted_by_a_target_stop_changes_nothing() {
     let mut target = serving(2);
     let (mut one, mut two) = (patient(&target, 0), patient(&target, 1));
     let data = pattern(1, BYTES);
@@ -208,7 +208,7 @@ fn a_target_that_stops_meanwhile_leaves_the_blocks_as_they_were() {
 }
 
 #[test]
-fn a_host_that_leaves_meanwhile_has_it_formatted_all_the_same() {
+fn a_format_completes_after_its_host_disconnects() {
     let mut target = serving(2);
     let (mut one, mut two) = (patient(&target, 0), patient(&target, 1));
     one.write(LARGE, &pattern(1, BYTES), false).expect("written");
@@ -242,7 +242,7 @@ fn a_host_that_leaves_meanwhile_has_it_formatted_all_the_same() {
 
 /// A verification or measurement cannot continue, and reports why.
 #[test]
-fn the_tools_say_that_another_host_has_formatted_their_namespace() {
+fn tools_report_a_format_by_another_host() {
     let target = serving(2);
     let source: Ipv4Addr = target.source().parse().expect("an address");
     let [a, b, c, d] = source.octets();

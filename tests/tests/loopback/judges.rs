@@ -16,7 +16,7 @@ use crate::target::{BLOCKS, HOST, HOSTID, SUBSYSTEM, TestTarget, ended, nvmf, nv
 const BLOCK: u64 = 4096;
 
 #[test]
-fn a_benchmark_measures_what_it_was_asked_to() {
+fn a_benchmark_follows_its_options() {
     let target = TestTarget::start();
     for (args, reads, writes) in [
         (&["--rw", "randread", "--iodepth", "4"][..], true, false),
@@ -69,7 +69,7 @@ fn a_benchmark_measures_what_it_was_asked_to() {
 }
 
 #[test]
-fn a_benchmark_of_several_threads_adds_up() {
+fn results_of_benchmark_threads_are_summed() {
     let target = TestTarget::start();
     let args = ["--numjobs", "3", "--runtime", "300ms", "--json", "--progress", "json"];
     let ran = target.nvmf("bench", &args).good();
@@ -84,7 +84,7 @@ fn a_benchmark_of_several_threads_adds_up() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said_before_the_run() {
+fn invalid_benchmark_options_are_reported_before_the_run() {
     let target = TestTarget::start();
     for (args, code, word) in [
         (&["--bs", "512"][..], 2, "multiple"),
@@ -102,7 +102,7 @@ fn what_cannot_be_measured_is_said_before_the_run() {
 }
 
 #[test]
-fn an_honest_target_is_verified() {
+fn verify_finds_no_violation_on_a_correct_target() {
     let target = TestTarget::start();
     for args in [
         &["--ops", "1500", "--rounds", "2"][..],
@@ -124,7 +124,7 @@ fn an_honest_target_is_verified() {
 }
 
 #[test]
-fn a_target_that_forgets_is_found_out() {
+fn verify_detects_a_target_that_loses_writes() {
     let mut target = TestTarget::start();
     target.apply(
         "[[subsystem.namespace]]\nnsid = 3\nkind = \"null\"\nsize = \"1MiB\"\nblock_size = 512\n",
@@ -309,7 +309,7 @@ impl OverPaths {
 }
 
 #[test]
-fn over_two_paths_nothing_fails_when_one_is_lost_or_the_daemon_is_killed() {
+fn io_over_two_paths_survives_path_loss_and_daemon_kill() {
     let mut target = TestTarget::start();
     let config = target.directory().join("nvmfd.toml");
     let one = target.config_text("").replace("port = 4420", "port = 4421");

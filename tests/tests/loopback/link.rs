@@ -141,7 +141,7 @@ fn kind(result: &Value) -> (&str, u64) {
 }
 
 #[test]
-fn a_link_test_tells_what_is_wrong() {
+fn a_link_test_reports_the_cause_of_errors() {
     let listener = Listener::start();
     let nothing = listener.tested(2, &["-s", "99"]);
     let failed = |ran: &Ran, code: i32, text: &str| {
@@ -248,7 +248,7 @@ impl RawPeer {
 }
 
 #[test]
-fn a_listening_end_closes_connections_that_violate_the_protocol_and_serves_others() {
+fn protocol_violations_close_only_their_connection() {
     let listener = Listener::start();
     let mut peer = RawPeer::new(&listener, 2);
     let request = |len: u32| {

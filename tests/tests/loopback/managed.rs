@@ -40,7 +40,7 @@ fn attach(host: &mut Host, nsid: u32) {
 }
 
 #[test]
-fn a_host_makes_a_namespace_uses_it_and_takes_it_away() {
+fn a_host_creates_uses_and_deletes_a_namespace() {
     let mut target = TestTarget::start();
     let more = grant(&target);
     target.apply(&more);
@@ -85,7 +85,7 @@ fn a_host_makes_a_namespace_uses_it_and_takes_it_away() {
 }
 
 #[test]
-fn the_tool_makes_attaches_lists_and_deletes() {
+fn the_tool_creates_attaches_lists_and_deletes_namespaces() {
     let mut target = TestTarget::start();
     let more = grant(&target);
     target.apply(&more);

@@ -161,7 +161,7 @@ fn a_benchmark_and_the_target_count_the_same_commands() {
 
 /// What takes longer than the threshold is remembered; a reload changes the threshold.
 #[test]
-fn a_slow_disk_is_told_of() {
+fn slow_commands_beyond_the_threshold_are_recorded() {
     let mut target = TestTarget::start_with("[observe]\nslow_ms = 3600000\n");
     let view = target.view();
     let mut host = target.connect(1);

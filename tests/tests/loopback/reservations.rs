@@ -80,7 +80,7 @@ fn write_on(mut host: Host, seed: usize, end: &AtomicBool, written: &AtomicU32) 
 }
 
 #[test]
-fn after_preempt_and_abort_nothing_of_the_preempted_host_lands_any_more() {
+fn preempt_and_abort_stops_all_writes_of_the_preempted_host() {
     let target = TestTarget::start_with("[reactor]\nthreads = 2\n");
     let mut holder = connect(&target, HOLDER);
     let mut other = connect(&target, WRITER);

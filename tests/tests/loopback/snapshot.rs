@@ -190,7 +190,7 @@ fn contents(host: &mut Host, nsid: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_snapshot_is_attached_and_removed_at_the_end_and_named_where_it_is_left() {
+fn snapshots_are_removed_at_exit_and_leftovers_are_reported() {
     let Some(xfs) = Xfs::new() else { return };
     // A host that waits for a build of these would have no keep alive meanwhile.
     let _ = (nvmf(), nvmfd());

@@ -12,7 +12,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn discover_and_list_name_what_is_there() {
+fn discover_and_list_show_subsystems_and_namespaces() {
     let target = TestTarget::start();
     let log = target.nvmf_bare("discover", &["-q", HOST, "-o", "json"]).good().json();
     let entry = |subtype: &str, subnqn: &str, eflags: &str| {
@@ -153,7 +153,7 @@ fn logs_features_and_registers_are_read() {
 }
 
 #[test]
-fn blocks_go_from_files_to_the_namespace_and_back() {
+fn io_commands_transfer_between_files_and_the_namespace() {
     let target = TestTarget::start();
     let file = |name: &str| target.directory().join(name).display().to_string();
     let (from, to) = (file("from"), file("to"));
@@ -190,7 +190,7 @@ fn blocks_go_from_files_to_the_namespace_and_back() {
 }
 
 #[test]
-fn mistakes_are_told_with_what_to_do_and_an_exit_code() {
+fn errors_are_reported_with_a_remedy_and_an_exit_code() {
     let target = TestTarget::start();
     let other = ["-q", "nqn.2026-11.io.nvmfd:stranger"];
     let cases: [(i32, &str, &[&str], &str); 11] = [
@@ -236,7 +236,7 @@ fn uuid(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn two_hosts_reserve_and_the_report_says_so() {
+fn reservations_of_two_hosts_appear_in_the_report() {
     let target = TestTarget::start();
     let other = "99999999-7a80-4c0f-9d68-0d6c2f3b5a11";
     let as_other =

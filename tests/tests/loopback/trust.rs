@@ -18,7 +18,7 @@ fn fail_a_flush(target: &TestTarget, host: &mut Host) {
 }
 
 #[test]
-fn a_failed_flush_outlasts_a_reload_and_a_restart() {
+fn a_failed_flush_survives_a_reload_and_a_restart() {
     let mut target = TestTarget::start();
     let mut host = target.connect(1);
     host.write(FILE, &pattern(1, 4096), false).expect("written");
@@ -41,7 +41,7 @@ fn trust(target: &TestTarget) {
 }
 
 #[test]
-fn a_trust_ends_a_failed_flush_also_after_a_restart() {
+fn declaring_trust_clears_a_failed_flush_across_restarts() {
     let mut target = TestTarget::start();
     let mut host = target.connect(1);
     host.write(FILE, &pattern(1, 4096), false).expect("written");
@@ -60,7 +60,7 @@ fn a_trust_ends_a_failed_flush_also_after_a_restart() {
 
 /// One host sees the failure, the other one has written the lost data and flushes later.
 #[test]
-fn a_host_that_has_written_and_was_not_told_fails_to_flush_once_after_a_trust() {
+fn hosts_with_unflushed_writes_fail_one_flush_after_trust() {
     let target = TestTarget::start();
     let other = |id: u8| {
         let options = Options { hostid: [id; 16], ..target.options(1) };
@@ -86,7 +86,7 @@ fn a_host_that_has_written_and_was_not_told_fails_to_flush_once_after_a_trust() 
 }
 
 #[test]
-fn a_host_that_was_away_is_told_when_it_comes_back() {
+fn reconnected_hosts_fail_one_flush_after_trust() {
     let target = TestTarget::start();
     let other = |id: u8| {
         let options = Options { hostid: [id; 16], ..target.options(1) };

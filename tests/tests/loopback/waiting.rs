@@ -17,7 +17,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
+fn missing_devices_stay_pending_and_are_not_recreated() {
     let late = |directory: &std::path::Path| directory.join("mount/late.img");
     let more = |directory: &std::path::Path| {
         format!(
@@ -60,7 +60,7 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
 }
 
 #[test]
-fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
+fn an_unusable_device_does_not_delay_other_namespaces() {
     let mut target = TestTarget::start();
     let directory = target.directory().to_owned();
     let namespace = |nsid: u32| {
@@ -90,7 +90,7 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
 }
 
 #[test]
-fn who_does_not_want_to_wait_is_told_what_is_missing() {
+fn missing_devices_fail_the_start_if_so_configured() {
     let mut target = TestTarget::start();
     let text = target.config_text(
         "[[subsystem.namespace]]\nnsid = 3\npath = \"/nvmfd-no-such-directory/x\"\nsize = \"1MiB\"\n",
@@ -103,7 +103,7 @@ fn who_does_not_want_to_wait_is_told_what_is_missing() {
 
 /// In a network of its own, where an address can be taken and given.
 #[test]
-fn an_address_that_comes_late_is_awaited() {
+fn a_listener_is_pending_until_its_address_is_assigned() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("nvmfd.toml");
     let text = format!(

@@ -9,7 +9,7 @@ use crate::target::{HOST, TestTarget};
 const STRANGER: &str = "nqn.2026-11.host:stranger";
 
 #[test]
-fn a_running_target_remembers_whom_it_has_refused() {
+fn refused_connects_are_recorded_with_cause_and_host() {
     let target = TestTarget::start();
     let refused = |subsystem: Option<&str>, host: &str| {
         let options = target.options(1);

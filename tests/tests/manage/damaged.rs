@@ -56,7 +56,7 @@ fn states(daemon: &Daemon) -> Vec<Value> {
 }
 
 #[test]
-fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
+fn namespaces_with_a_damaged_record_or_short_image_stay_pending() {
     let [at, one, two, three] = ["127.0.47.1", "127.0.47.2", "127.0.47.3", "127.0.47.4"];
     let directory = daemon(at, one).stop();
     let (file, good) = damage(directory.path(), ".namespace");
@@ -91,7 +91,7 @@ fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
 }
 
 #[test]
-fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept() {
+fn a_damaged_name_list_blocks_files_while_any_record_exists() {
     let [at, one, two, three] = ["127.0.47.5", "127.0.47.6", "127.0.47.7", "127.0.47.8"];
     let directory = daemon(at, one).stop();
     let (names, _) = damage(directory.path(), "/names");

@@ -66,7 +66,7 @@ fn reads(host: &mut Host, from: Range, expected: &[u8]) {
 }
 
 #[test]
-fn a_namespace_whose_removal_cannot_be_kept_stays_with_what_is_in_it() {
+fn a_namespace_survives_a_removal_that_cannot_be_persisted() {
     let at = "127.0.46.1";
     let daemon = Daemon::start_with_two(at);
     let mut host = host_at(at, "127.0.46.2", super::nqn()).expect("a connection");
@@ -82,7 +82,7 @@ fn a_namespace_whose_removal_cannot_be_kept_stays_with_what_is_in_it() {
 }
 
 #[test]
-fn a_subsystem_whose_removal_cannot_be_kept_keeps_its_hosts() {
+fn a_subsystem_survives_a_removal_that_cannot_be_persisted() {
     let at = "127.0.46.3";
     let daemon = Daemon::start_with_two(at);
     let other = OTHER.parse().expect("a name");
@@ -96,7 +96,7 @@ fn a_subsystem_whose_removal_cannot_be_kept_keeps_its_hosts() {
 }
 
 #[test]
-fn a_host_whose_denial_cannot_be_kept_stays_connected() {
+fn a_host_stays_connected_if_its_denial_cannot_be_persisted() {
     let at = "127.0.46.6";
     let daemon = Daemon::start_with_two(at);
     let mut host = host_at(at, "127.0.46.7", super::nqn()).expect("a connection");

@@ -63,7 +63,7 @@ fn find_in(world: fn(u64) -> Profile, plant: SeededBug, seeds: u64) -> (u64, Str
 }
 
 #[test]
-fn flushes_that_come_together_keep_what_each_of_them_was_told_of() {
+fn concurrent_flushes_cover_all_earlier_writes() {
     for seed in 0..4 {
         let outcome = run_profile(setup(seed, 500), much_flushed(seed));
         assert_eq!(outcome.failure, None, "seed {seed}");
@@ -71,13 +71,13 @@ fn flushes_that_come_together_keep_what_each_of_them_was_told_of() {
 }
 
 #[test]
-fn a_flush_that_shares_what_began_before_it_is_found() {
+fn a_flush_that_completes_with_an_earlier_fsync_is_found() {
     let (_, why) = find_in(much_flushed, SeededBug::SharedFlush, 8);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
-fn what_closed_connections_have_left_at_a_slow_disk_lands_on_nothing_later() {
+fn late_writes_of_closed_connections_overwrite_no_newer_data() {
     for seed in 0..4 {
         let outcome = run_profile(setup(seed, 500), much_given_up(seed));
         assert_eq!(outcome.failure, None, "seed {seed}");
@@ -85,19 +85,19 @@ fn what_closed_connections_have_left_at_a_slow_disk_lands_on_nothing_later() {
 }
 
 #[test]
-fn blocks_that_are_not_kept_for_what_closed_connections_have_left_are_found() {
+fn missing_block_locks_of_closed_connections_are_found() {
     let (_, why) = find_in(much_given_up, SeededBug::OpenBlocks, 20);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
-fn a_write_that_was_given_back_and_lands_later_is_found() {
+fn a_cancelled_write_that_is_executed_later_is_found() {
     let (_, why) = find_in(much_aborted, SeededBug::LateWrite, 40);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
-fn a_block_that_is_torn_where_it_was_promised_whole_is_found() {
+fn a_torn_block_within_the_power_fail_write_unit_is_found() {
     let (_, why) = find_in(much_flushed_whole, SeededBug::TornBlock, 20);
     assert!(why.contains("a block is torn"), "{why}");
 }
@@ -112,7 +112,7 @@ fn much_changed(seed: u64) -> Profile {
 }
 
 #[test]
-fn changes_of_the_configuration_and_crashes_leave_what_was_acknowledged() {
+fn acknowledged_configuration_changes_survive_crashes() {
     for seed in 0..12 {
         let outcome = run_profile(setup(seed, 500), much_changed(seed));
         assert_eq!(outcome.failure, None, "seed {seed}");
@@ -126,7 +126,7 @@ fn a_change_whose_file_is_not_synced_is_found() {
 }
 
 #[test]
-fn a_change_that_hosts_see_before_it_is_kept_is_found() {
+fn a_change_published_before_it_is_persisted_is_found() {
     let (_, why) = find_in(much_changed, SeededBug::EarlyCommit, 20);
     assert!(why.contains("a change is lost"), "{why}");
 }

@@ -116,7 +116,7 @@ fn replies(client: &mut UnixStream) -> Vec<(u64, u32)> {
 }
 
 #[test]
-fn data_of_a_refused_write_are_skipped_and_what_follows_is_understood() {
+fn data_of_a_refused_write_are_skipped() {
     let (mut lab, mut clients) = Lab::new();
     hello(&mut clients[0]);
     clients[0].write_all(&request(WRITE, 1, 512, 4096)).expect("sent");
@@ -128,7 +128,7 @@ fn data_of_a_refused_write_are_skipped_and_what_follows_is_understood() {
 }
 
 #[test]
-fn a_client_that_sends_without_end_is_served_in_portions() {
+fn pipelined_requests_never_exceed_the_request_limit() {
     let (mut lab, mut clients) = Lab::new();
     hello(&mut clients[0]);
     let many = 3 * u64::from(MOST_REQUESTS);
@@ -146,7 +146,7 @@ fn a_client_that_sends_without_end_is_served_in_portions() {
 }
 
 #[test]
-fn who_breaks_the_protocol_or_leaves_keeps_no_memory() {
+fn memory_is_released_after_a_protocol_error_or_disconnect() {
     let long = request(WRITE, 1, 0, u32::MAX);
     let half = [request(WRITE, 1, 0, 8192), vec![0; 5000]].concat();
     for bytes in [vec![0; 28], long, half, request(READ, 1, 0, 4096)[..27].to_vec()] {

@@ -280,7 +280,7 @@ mod tests {
     /// What a request of ublk does, too: another thread adds work for the thread of the ring, which
     /// sleeps in poll.
     #[test]
-    fn its_descriptor_becomes_ready_when_another_thread_adds_work() {
+    fn ring_descriptor_becomes_ready_when_another_thread_adds_work() {
         let control = File::open("/dev/null").expect("there");
         let mut ring = CommandRing::new(control, 4).expect("a ring");
         // Unlike poll, epoll does not look again when its time is over.

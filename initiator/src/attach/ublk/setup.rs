@@ -443,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_is_known_by_its_subsystem_its_number_and_its_identifiers() {
+    fn namespace_hash_covers_subsystem_nsid_and_identifiers() {
         let ids = NamespaceIds { nguid: Some([1; 16]), ..NamespaceIds::default() };
         let of = |subsystem, nsid, ids: &NamespaceIds| namespace_hash(subsystem, nsid, ids);
         let one = of("nqn.2026-11.x:d", 1, &ids);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_tells_the_next_process_for_how_long_a_target_may_have_earlier_writes() {
+    fn replay_wait_round_trips_through_the_device_identity() {
         let of = |ms: u64| Identity::new(u64::MAX, Some(Duration::from_millis(ms)));
         for (ms, seconds) in [(0, 0), (1, 1), (7000, 7), (7001, 8), (u64::MAX, 65535)] {
             let identity = Identity::parse(of(ms).emit());
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_path_of_a_device_has_a_number() {
+    fn only_ublk_block_device_paths_parse_to_a_number() {
         assert_eq!(number(Path::new(&path(12))), Ok(12));
         for wrong in ["/dev/ublkc1", "/dev/ublkb", "ublkb1", "/dev/ublkb1p1", "/dev/nvme0n1"] {
             assert!(number(Path::new(wrong)).is_err(), "{wrong}");

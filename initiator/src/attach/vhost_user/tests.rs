@@ -164,7 +164,7 @@ impl Lab {
 }
 
 #[test]
-fn requests_of_a_guest_are_carried_out_or_refused_by_their_status() {
+fn guest_requests_are_executed_or_fail_with_a_status() {
     let mut lab = Lab::new();
     let data = GUEST + DATA;
     assert_eq!(lab.request(8, 0, (data, 20), WRITE), (1, 21, 0));
@@ -216,7 +216,7 @@ fn requests_that_find_no_memory_are_taken_later() {
 }
 
 #[test]
-fn a_guest_that_breaks_its_ring_ends_its_queue_and_nothing_else() {
+fn an_invalid_ring_stops_its_queue_until_the_next_setup() {
     let mut lab = Lab::new();
     // No place for a status, and no header.
     lab.header(4, 0);
@@ -245,7 +245,7 @@ fn a_guest_that_breaks_its_ring_ends_its_queue_and_nothing_else() {
 }
 
 #[test]
-fn a_chain_is_read_once_and_has_no_more_descriptors_than_a_queue() {
+fn descriptor_chains_are_read_once_and_limited_in_length() {
     let table = GUEST + DATA;
     for (descriptors, used_bytes) in [(1024, 21), (1025, 0)] {
         let mut lab = Lab::new();
@@ -269,7 +269,7 @@ fn a_chain_is_read_once_and_has_no_more_descriptors_than_a_queue() {
 }
 
 #[test]
-fn tables_and_data_may_lie_in_two_regions_of_memory() {
+fn indirect_tables_and_data_may_span_two_memory_regions() {
     const HALF: u64 = MEMORY_BYTES / 2;
     let mut lab = Lab::new();
     let regions = [0, HALF].map(|offset| MemoryRegion {
@@ -291,7 +291,7 @@ fn tables_and_data_may_lie_in_two_regions_of_memory() {
 }
 
 #[test]
-fn a_table_in_a_table_or_a_part_of_a_descriptor_ends_a_chain() {
+fn nested_indirect_tables_and_partial_descriptors_are_rejected() {
     let mut lab = Lab::new();
     let (header, status) = ((GUEST + HEADER, 16, 0), (GUEST + STATUS, 1, WRITE));
     let all = [header, (GUEST + DATA + 0x800, 20, WRITE), status];
@@ -306,7 +306,7 @@ fn a_table_in_a_table_or_a_part_of_a_descriptor_ends_a_chain() {
 }
 
 #[test]
-fn memory_and_queues_that_do_not_fit_are_refused() {
+fn invalid_memory_tables_and_queue_settings_are_refused() {
     let mut lab = Lab::new();
     lab.message(RequestId::SET_PROTOCOL_FEATURES, Body::U64(u64::MAX), vec![]);
     let mut refuses = |request, body, files| {

@@ -67,7 +67,7 @@ fn paths(value: &Value, at: String, into: &mut BTreeMap<String, &'static str>) {
 }
 
 #[test]
-fn every_field_of_fio_is_there_and_of_its_kind() {
+fn json_has_every_field_of_fio_with_its_type() {
     let theirs: Value = serde_json::from_str(FIO).expect("JSON");
     let ours: Value = serde_json::from_str(&report().json(1_700_000_000_123)).expect("JSON");
     let (mut want, mut have) = (BTreeMap::new(), BTreeMap::new());
@@ -86,7 +86,7 @@ fn every_field_of_fio_is_there_and_of_its_kind() {
 }
 
 #[test]
-fn the_json_says_what_was_measured() {
+fn json_reports_the_measured_values() {
     let json: Value = serde_json::from_str(&report().json(5000)).expect("JSON");
     let job = &json["jobs"][0];
     assert_eq!(json["fio version"], concat!("nvmf-", env!("CARGO_PKG_VERSION")));
@@ -127,7 +127,7 @@ fn the_json_says_what_was_measured() {
 }
 
 #[test]
-fn a_failed_run_says_so_and_an_empty_one_has_no_percentiles() {
+fn failed_runs_report_an_error_and_empty_ones_no_percentiles() {
     let failed = Report { failed: true, write: Side::new(0), ..report() };
     let json: Value = serde_json::from_str(&failed.json(0)).expect("JSON");
     assert_eq!(json["jobs"][0]["error"], 5);
@@ -159,7 +159,7 @@ fn the_text_reads_like_that_of_fio() {
 }
 
 #[test]
-fn threads_add_up() {
+fn results_of_threads_are_merged() {
     let (mut sum, other) = (report().read, report().write);
     sum.merge(&other);
     assert_eq!(sum.ios(), 20_000);
@@ -175,7 +175,7 @@ fn threads_add_up() {
 }
 
 #[test]
-fn a_ramp_is_forgotten() {
+fn reset_discards_the_results_of_the_ramp() {
     let mut side = report().read;
     side.reset();
     assert_eq!((side.ios(), side.bytes(), side.latency_ns()), (0, 0, Spread::default()));

@@ -241,7 +241,7 @@ impl World {
 }
 
 #[test]
-fn an_honest_disk_is_never_accused() {
+fn a_correct_device_causes_no_violation() {
     let mut settled_by_reads = 0;
     for seed in 0..400 {
         let mut world = World::new(seed);
@@ -335,7 +335,7 @@ fn a_lost_write_of_zeros_is_found() {
 }
 
 #[test]
-fn zeros_of_nobody_are_found() {
+fn zeros_that_no_client_wrote_are_found() {
     plant(&[Found::Zeros], |world, i| world.disk.put(i, &[0; BLOCK], false));
 }
 
@@ -351,7 +351,7 @@ fn a_stale_read_is_found() {
 }
 
 #[test]
-fn a_write_that_lands_after_its_answer_is_found() {
+fn a_write_applied_after_its_completion_is_found() {
     plant(&[Found::Stale], |world, i| {
         let late = write_one(world, i);
         world.read(i, 1);
@@ -361,7 +361,7 @@ fn a_write_that_lands_after_its_answer_is_found() {
 }
 
 #[test]
-fn a_value_that_comes_back_is_found() {
+fn a_superseded_value_that_returns_is_found() {
     plant(&[Found::Stale], |world, i| {
         // Two concurrent writes: either may win, but the winner is retained.
         let lbas = FIRST + i..FIRST + i + 1;
@@ -417,7 +417,7 @@ fn blocks_of_one_write_in_the_wrong_order_are_found() {
 }
 
 #[test]
-fn a_failed_write_leaves_the_old_or_the_new_and_then_that() {
+fn a_failed_write_leaves_old_or_new_data_permanently() {
     for landed in [false, true] {
         let mut world = World::new(7);
         let old = write_one(&mut world, 2);
@@ -448,7 +448,7 @@ fn a_flipped_bit_is_found() {
 }
 
 #[test]
-fn a_trim_that_takes_a_neighbour_along_is_found() {
+fn a_trim_that_clears_a_neighbouring_block_is_found() {
     plant(&[Found::Zeros], |world, _| {
         world.trim(3, 2, Change::Zeros);
         world.drain();
@@ -457,7 +457,7 @@ fn a_trim_that_takes_a_neighbour_along_is_found() {
 }
 
 #[test]
-fn blocks_that_are_never_written_are_watched_as_well() {
+fn changes_of_never_written_blocks_are_found() {
     let mut world = World::new(1);
     world.sweep();
     world.sweep();
@@ -498,7 +498,7 @@ fn zeros_older_than_the_durable_data_are_found_after_a_crash() {
 }
 
 #[test]
-fn fua_that_is_not_meant_is_found_after_a_crash() {
+fn an_ignored_fua_is_found_after_a_crash() {
     plant(&[Found::Stale], |world, i| {
         let old = world.disk.cache[i as usize].clone();
         let op = world.model.write(0, FIRST + i..FIRST + i + 1, Change::Data, true);
@@ -540,7 +540,7 @@ fn a_flush_that_overtakes_a_write_is_found_after_a_crash() {
 
 /// The contents of unflushed writes after a crash are not known, but their blocks are.
 #[test]
-fn a_block_that_has_landed_elsewhere_is_found_after_a_crash() {
+fn a_misplaced_block_is_found_after_a_crash() {
     plant(&[Found::Misplaced], |world, i| {
         let _ = write_one(world, i);
         let data = write_one(world, (i + 1) % BLOCKS);
@@ -567,7 +567,7 @@ fn unflushed_writes_may_vanish_in_a_crash_and_only_then() {
 }
 
 #[test]
-fn a_lost_write_of_a_dead_association_may_land_until_it_is_settled() {
+fn writes_of_an_ended_association_may_be_applied_until_settled() {
     let mut world = World::new(4);
     let op = world.model.write(0, FIRST..FIRST + 1, Change::Data, false);
     let mut zombie = vec![0; BLOCK];
@@ -589,7 +589,7 @@ fn a_lost_write_of_a_dead_association_may_land_until_it_is_settled() {
 }
 
 #[test]
-fn a_violation_is_told_with_what_was_found_and_expected() {
+fn violations_report_found_and_expected_data() {
     let mut world = World::new(5);
     let old = write_one(&mut world, 9);
     world.disk.put(9, &old, false);

@@ -337,14 +337,14 @@ mod tests {
     use crate::soft::cm::connection::*;
 
     #[test]
-    fn names_tell_our_kind() {
+    fn marked_guids_identify_nvmfd_peers() {
         assert!([0, 1, u64::MAX].map(marked_guid).into_iter().all(is_marked_guid));
         assert!(![0, 1, u64::MAX, 0x0e6e_7500_0000_0001].into_iter().any(is_marked_guid));
         assert_ne!(marked_guid(1), marked_guid(2));
     }
 
     #[test]
-    fn who_has_waited_too_long_says_which_adapter_that_was() {
+    fn timeout_reject_carries_the_guid_of_the_adapter() {
         let connection = Connection {
             phase: Phase::ReplySent,
             local: [192, 0, 2, 20].into(),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_and_what_they_stand_for() {
+    fn timeout_and_mtu_codes_convert_both_ways() {
         assert_eq!(code_time(0), Duration::from_nanos(4096));
         assert_eq!(code_time(14), Duration::from_nanos(67_108_864));
         assert_eq!((time_code(code_time(17)), time_code(code_time(17) + code_time(0))), (17, 18));

@@ -65,7 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn other_versions_classes_and_methods_are_not_ours() {
+    fn other_mad_versions_classes_and_methods_are_refused() {
         let mut mad = [0; MAD_BYTES];
         MadHeader::default().emit(&mut mad);
         for at in 0..4 {
@@ -78,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_survive(status: u16, transaction: u64, attribute: u16, modifier: u32) {
+        fn mad_headers_round_trip(status: u16, transaction: u64, attribute: u16, modifier: u32) {
             let header = MadHeader { status, transaction, attribute, modifier };
             let mut mad = [0xee; MAD_BYTES];
             header.emit(&mut mad);

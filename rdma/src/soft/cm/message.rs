@@ -475,7 +475,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn no_two_fields_of_a_message_share_a_bit_and_all_lie_inside() {
+    fn message_fields_never_overlap_and_fit_the_mad() {
         for (name, places) in PLACES {
             let mut taken = [false; MAD_BYTES * 8];
             for (start, width) in *places {
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn nvme_ports_are_services() {
+    fn ports_and_service_ids_convert_both_ways() {
         assert_eq!(service_id(4420), 0x0000_0000_0106_1144);
         assert_eq!(service_port(0x0106_1f49), Some(8009));
         assert_eq!(service_port(0x0111_1144), None);
@@ -515,7 +515,7 @@ mod tests {
     proptest! {
         /// Any datagram with a known header is emitted as it was parsed, field by field.
         #[test]
-        fn any_message_survives(
+        fn every_cm_message_round_trips(
             bytes in proptest::collection::vec(any::<u8>(), MAD_BYTES), attribute in 0x0fu16..0x18,
             header in any::<(u16, u64, u32)>(),
         ) {
@@ -531,7 +531,7 @@ mod tests {
         }
 
         #[test]
-        fn any_private_data_are_read_politely(
+        fn arbitrary_private_data_headers_fail_or_round_trip(
             bytes in proptest::collection::vec(any::<u8>(), 92), version in 0u8..3, ip: u8,
         ) {
             let mut private: [u8; 92] = bytes.try_into().unwrap();

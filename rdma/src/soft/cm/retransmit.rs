@@ -181,19 +181,19 @@ mod tests {
     }
 
     #[test]
-    fn a_message_goes_out_three_times_and_then_the_peer_is_given_up() {
+    fn cm_messages_are_sent_three_times_before_giving_up() {
         let start = Instant::now();
         assert_eq!(moments(retry(start), start), [200, 800, 5800]);
     }
 
     #[test]
-    fn in_a_flood_a_peer_is_given_up_after_the_same_sendings_but_sooner() {
+    fn cm_retries_in_a_flood_give_up_sooner() {
         let start = Instant::now();
         assert_eq!(moments(retry(start).hurried(), start), [200, 800, 1800]);
     }
 
     #[test]
-    fn a_request_goes_out_once_more_in_the_same_time() {
+    fn connection_requests_are_sent_four_times_before_giving_up() {
         let start = Instant::now();
         let address = IpAddr::from([10, 0, 0, 1]);
         let request = Retry::request([0; MAD_BYTES], (address, address), 7, start);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_is_due_comes_first_and_patience_is_bounded() {
+    fn cm_retries_expire_in_order_and_mra_delay_is_bounded() {
         let start = Instant::now();
         let mut retries = CmRetransmitter::default();
         retries.insert(1, retry(start + Duration::from_millis(2)));

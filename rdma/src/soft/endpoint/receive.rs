@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_user_drops_is_refused_as_it_would_be_now() {
+    fn a_dropped_request_is_rejected_with_the_current_reason() {
         let (pool, now) = (pool(), Instant::now());
         let mut number = 0;
         let entropy = move || {
@@ -541,7 +541,7 @@ mod tests {
 
     /// Each of many targets would create a queue pair for it.
     #[test]
-    fn a_request_to_everybody_is_for_nobody() {
+    fn broadcast_and_multicast_requests_are_dropped() {
         let pool = pool();
         let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
         endpoint.listen("0.0.0.0:4420".parse().unwrap());
@@ -562,7 +562,7 @@ mod tests {
 
     /// A request may be served by another reactor than the one where the next request arrives.
     #[test]
-    fn what_comes_to_nothing_is_charged_where_it_was_asked_for() {
+    fn failed_connections_are_charged_to_the_receiving_endpoint() {
         let (pool, now) = (pool(), Instant::now());
         let endpoint = |index| {
             let mut number = 0;

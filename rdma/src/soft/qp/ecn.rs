@@ -80,7 +80,7 @@ mod tests {
     use crate::soft::qp::ecn::*;
 
     #[test]
-    fn marks_are_told_at_once_and_then_once_an_interval() {
+    fn congestion_notifications_are_sent_at_once_then_per_interval() {
         let (mut point, start) = (NotificationPoint::default(), Time::default());
         assert_eq!(point.transmit(Qpn::new(5)), None);
         let told = (0..1000u32).filter(|at| {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notification_is_what_the_annex_says() {
+    fn congestion_notification_layout_matches_the_annex() {
         let mut point = NotificationPoint::default();
         point.on_mark(Time::default());
         let cnp = point.transmit(Qpn::new(0x123456)).unwrap();

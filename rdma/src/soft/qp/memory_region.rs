@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_window_with_the_right_and_the_generation_is_open() {
+    fn access_requires_the_window_rights_and_key_generation() {
         let (mut pool, mut memory) = (pool(), Memory::new(4));
         let mut buf = pool.take_cell().unwrap();
         buf.select(8, 16);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidated_buffer_is_shut_and_comes_home() {
+    fn invalidated_buffers_refuse_access_and_can_be_revoked() {
         let (mut pool, mut memory) = (pool(), Memory::new(1));
         let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
         let remote = exposed.remote();
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "exposed by another fabric")]
-    fn a_buffer_that_another_table_exposes_cannot_be_had() {
+    fn revoking_a_buffer_of_another_table_panics() {
         let (mut pool, mut memory, mut other) = (pool(), Memory::new(1), Memory::new(1));
         let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
         let _theirs = other.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();

@@ -198,7 +198,7 @@ mod tests {
     use crate::soft::stats::datagrams::*;
 
     #[test]
-    fn outcomes_have_places_and_names_of_their_own() {
+    fn datagram_outcomes_have_distinct_counters_and_names() {
         let mut counters = Counters::default();
         for (at, outcome) in DatagramOutcome::ALL.iter().enumerate() {
             assert_eq!(*outcome as usize, at);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_has_a_place_and_a_name_of_its_own() {
+    fn link_errors_have_distinct_counters_and_names() {
         let mut troubles = LinkErrorCounts::default();
         for (at, trouble) in LinkError::ALL.iter().enumerate() {
             assert_eq!(*trouble as usize, at);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_and_what_lives_is_told_together() {
+    fn counts_of_open_and_closed_connections_are_summed() {
         let mut all = ByAddress::default();
         all.begin(address(1));
         all.begin(address(2));

@@ -47,7 +47,7 @@ mod tests {
     use crate::soft::udp::gso_fallback::*;
 
     #[test]
-    fn a_refusal_is_believed_for_a_while_and_where_it_was() {
+    fn gso_refusal_applies_temporarily_and_per_source_address() {
         let now = Instant::now();
         let [a, b]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
         let mut singles = Singles::default();

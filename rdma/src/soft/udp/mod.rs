@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_waits_for_room_in_its_own_socket() {
+    fn held_datagrams_wait_only_for_their_own_socket() {
         let shared = Arc::new(Shared::new(1, Options::default()).unwrap());
         let mut udp = Udp::new(Arc::clone(&shared), 0).unwrap();
         let [a, b]: [IpAddr; 2] = ["127.0.71.1", "127.0.71.2"].map(|ip| ip.parse().unwrap());
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_with_much_to_say_keeps_no_other_waiting() {
+    fn a_busy_address_does_not_starve_other_addresses() {
         let endpoint = |mut number: u64| {
             let entropy = move || {
                 number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn the_type_of_service_of_a_datagram_is_told_with_its_congestion_mark() {
+    fn tos_and_ecn_bits_of_received_datagrams_are_reported() {
         let options = Options::default();
         // Other tests on this machine use the only other address.
         let lock = UnixAddr::from_abstract_name("nvmfd test of ::1").unwrap();
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_brought_more_and_more_does_something_else_in_between() {
+    fn a_receive_call_is_bounded_while_packets_are_forwarded() {
         let shared = Arc::new(Shared::new(2, Options::default()).unwrap());
         let mut udp = Udp::new(Arc::clone(&shared), 0).unwrap();
         let [from, to]: [IpAddr; 2] = ["127.0.74.1", "127.0.74.2"].map(|ip| ip.parse().unwrap());
@@ -808,7 +808,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_trouble_is_told_once_a_minute() {
+    fn each_send_error_is_logged_at_most_once_a_minute() {
         let shared = Arc::new(Shared::new(1, Options::default()).unwrap());
         let mut udp = Udp::new(shared, 0).unwrap();
         let start = Instant::now();

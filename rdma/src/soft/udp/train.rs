@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ones_share_a_train_and_a_short_one_ends_it() {
+    fn equal_datagrams_share_a_gso_train_and_a_shorter_one_ends_it() {
         let one = [item(0, 4128), item(0, 36), item(0, 20)];
         assert_eq!(trains(&one, 64), [vec![0, 1], vec![2]]);
         let two = [item(0, 4128), item(0, 36), item(1, 4128), item(1, 36), item(1, 20)];
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ways_take_other_trains() {
+    fn datagrams_of_different_paths_use_separate_gso_trains() {
         let mut items = [item(0, 100), item(1, 100), item(0, 100)];
         items[1].way.tos = 4;
         assert_eq!(trains(&items, 64), [vec![0, 2], vec![1]]);

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_packets_have_places_of_their_own() {
+    fn common_packet_lengths_have_distinct_cache_slots() {
         for mtu in [512, 1024, 2048, 4096] {
             // Acknowledgement, response or request to read, write, middle and end of a read.
             let sent = [20, 32, mtu + 32, mtu + 16, mtu + 20];
@@ -155,7 +155,7 @@ mod tests {
     proptest! {
         /// Independent of previous entries, the CRC is that which is computed from the start.
         #[test]
-        fn a_crc_that_began_in_memory_is_the_same(
+        fn cached_crc_prefixes_yield_the_same_crc(
             flow in (address(), address()),
             datagrams in prop::collection::vec(
                 (any::<u16>(), 0usize..3, any::<[u8; 12]>(),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn six_trains_in_a_row_of_which_only_the_first_packet_comes_are_the_last() {
+    fn six_consecutive_gso_misses_disable_trains_permanently() {
         let (mut places, segments) = (Places::default(), Segments::default());
         let mut start = Psn::new(0xff_fff0);
         for nth in 1..=6 {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_end_no_trains() {
+    fn packet_losses_alone_do_not_disable_gso_trains() {
         let (mut places, segments) = (Places::default(), Segments::default());
         let mut start = Psn::new(5);
         for _ in 0..20 {

@@ -608,7 +608,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_single_header_is_where_all_of_them_would_be() {
+    fn single_header_encoding_matches_the_general_one() {
         let reth = Reth { address: 0x0102_0304_0506_0708, key: 0x1112_1314, length: 4096 };
         let aeth = Aeth { syndrome: Syndrome::Nak(Nak::Sequence), msn: Msn::new(0x21_2223) };
         let none = Extended::default();
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_codes_count_as_the_table_of_the_architecture() {
+    fn credit_codes_match_the_specification_table() {
         let table = [
             0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
             1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn rnr_codes_wait_as_the_table_of_the_architecture() {
+    fn rnr_timer_codes_match_the_specification_table() {
         let table = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
             1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_fills_four() {
+    fn padding_aligns_the_payload_to_four_bytes() {
         assert_eq!([0, 1, 2, 3, 4, 5].map(padding), [0, 3, 2, 1, 0, 3]);
     }
 
@@ -699,7 +699,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_syndrome_survives(byte: u8) {
+        fn every_syndrome_round_trips(byte: u8) {
             prop_assert_eq!(Syndrome::from_wire(byte).to_wire(), byte);
         }
 
@@ -738,7 +738,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_parse_or_fail_politely(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn arbitrary_bytes_parse_consistently_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(packet) = Packet::parse(&bytes) {
                 prop_assert!(packet.payload.len() < bytes.len());
                 let again = HeaderBytes::emit(&packet.bth, &packet.ext());

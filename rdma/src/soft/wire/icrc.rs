@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_come_together_are_all_remembered() {
+    fn packet_lengths_of_one_mtu_have_distinct_cache_slots() {
         // Acknowledgements, responses with and without a key, capsules, and pages of data in
         // every kind of packet, at every path MTU.
         let mut lengths = vec![20, 32, 36, 80];
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_of_x_is_what_zero_bytes_do() {
+    fn power_of_x_equals_appending_zero_bytes() {
         for zeros in [0usize, 1, 2, 3, 30, 1081, 4150] {
             let (mut a, mut b) = (vec![0xa5], vec![0x00]);
             a.resize(1 + zeros, 0);
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_has_dimension_sixteen_at_every_length() {
+    fn identification_space_has_dimension_16_at_every_length() {
         for bytes in (16..4200).step_by(4).chain([9000, 65_507]) {
             let basis = Basis::new(bytes);
             assert!(basis.vectors.iter().all(|v| *v != 0), "{bytes}");
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_65536_wrong_packets_slip_through_and_not_more() {
+    fn false_accept_rate_of_the_icrc_is_two_in_65536() {
         let mut checker = Checker::new();
         let flow = flow(false);
         let good = seal(&flow, 0x1234, (0..60u8).collect());
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_may_be_fragmented_is_known_with_its_identification() {
+    fn fragmentable_packets_are_detected_with_identification() {
         let mut checker = Checker::new();
         for len in [12, 28, 60, 1060, 4136] {
             let body: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
@@ -513,7 +513,7 @@ mod tests {
         }
 
         #[test]
-        fn a_flipped_byte_behind_the_headers_is_seen(
+        fn a_corrupted_byte_fails_the_icrc_on_ipv6(
             v6: bool, body in proptest::collection::vec(any::<u8>(), 12..300), at: usize, by in 1u8..,
         ) {
             // On IPv4 a few bit flips look like another identification; on IPv6 none does.
@@ -529,7 +529,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_checked_politely(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn checking_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
             let mut checker = Checker::new();
             for v6 in [false, true] {
                 let _ = checker.check(&flow(v6), &bytes);

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_derived_columns_say_what_the_architecture_says() {
+    fn derived_opcode_properties_match_the_specification() {
         let takers: Vec<Opcode> = Opcode::all().filter(|o| o.row().takes_receive).collect();
         assert_eq!(
             takers,

@@ -182,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn adding_and_measuring_agree(start: u32, step in 0u32..1 << 23) {
+        fn psn_addition_and_distance_agree(start: u32, step in 0u32..1 << 23) {
             let start = Psn::new(start);
             let later = start.add(step);
             prop_assert_eq!(later.since(start), step as i32);

@@ -64,7 +64,7 @@ mod tests {
     use crate::soft::wire::source_port::*;
 
     #[test]
-    fn another_port_is_believed_after_four_packets_that_are_expected() {
+    fn a_new_source_port_is_accepted_after_four_expected_packets() {
         let mut port = SourcePort::default();
         assert!(port.admits(1, Psn::new(0), || false) && port.admits(2, Psn::new(0), || false));
         port.learn(7);

@@ -139,7 +139,7 @@ fn layouts_and_constants_agree_with_c() {
 
 /// The binary must start on a machine without rdma-core.
 #[test]
-fn nothing_links_rdma_core() {
+fn rdma_core_is_not_linked() {
     let this = std::env::current_exe().unwrap();
     let output = Command::new("readelf").arg("-d").arg(this).output().expect("readelf");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -161,7 +161,7 @@ fn every_symbol_is_found() {
 }
 
 #[test]
-fn unknown_codes_are_faults_too() {
+fn unknown_completion_statuses_map_to_local_faults() {
     assert_eq!(fault(ibv_wc_status::IBV_WC_SUCCESS), None);
     assert_eq!(fault(ibv_wc_status::IBV_WC_WR_FLUSH_ERR), Some(Fault::Flushed));
     assert_eq!(fault(ibv_wc_status::IBV_WC_REM_ACCESS_ERR), Some(Fault::RemoteAccess));
@@ -173,7 +173,7 @@ fn unknown_codes_are_faults_too() {
 }
 
 #[test]
-fn a_chain_links_in_order_and_tells_which_request_was_refused() {
+fn a_chain_links_in_order_and_reports_the_refused_request() {
     let mut chain = RecvChain::default();
     for id in 0..3 {
         chain.push_blank(id, ibv_sge { addr: id, length: 64 * (id > 0) as u32, lkey: 7 });
@@ -190,7 +190,7 @@ fn a_chain_links_in_order_and_tells_which_request_was_refused() {
 }
 
 #[test]
-fn the_last_of_some_sends_and_writes_and_every_read_are_signaled() {
+fn periodic_and_last_sends_and_every_read_are_signaled() {
     let signaled = |requests: &[(ibv_wr_opcode::Type, u32)]| {
         let mut chain = SendChain::default();
         for (id, (opcode, length)) in requests.iter().enumerate() {

@@ -86,7 +86,7 @@ mod tests {
     use crate::{BackingConfig, BackingKind, DeviceId, IoRequest};
 
     #[test]
-    fn what_is_allocated_to_a_file_is_known_at_once_and_again_within_a_second() {
+    fn allocated_bytes_of_a_file_follow_writes_and_discards() {
         let mut bench = Bench::new();
         let health = Arc::clone(bench.device.health());
         let allocated_bytes = || health.allocation().allocated_bytes().expect("a file");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_files_may_still_allocate_is_compared_with_what_their_file_system_has_left() {
+    fn unallocated_bytes_of_files_are_compared_with_free_space() {
         let mut bench = Bench::new();
         let health = Arc::clone(bench.device.health());
         let found = || health.allocation().file_system();

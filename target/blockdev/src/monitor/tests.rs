@@ -264,7 +264,7 @@ impl Bench {
 const NOT_READY: Result<u8, Status> = Err(Health::NOT_READY);
 
 #[test]
-fn a_file_that_was_shortened_is_noticed_without_io_and_waits_for_trust_when_it_is_whole() {
+fn a_shortened_file_is_detected_without_io_and_served_after_trust() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
     assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
@@ -291,7 +291,7 @@ fn a_file_that_was_shortened_is_noticed_without_io_and_waits_for_trust_when_it_i
 }
 
 #[test]
-fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
+fn a_recovered_device_reports_a_sync_failure_for_unsynced_writes() {
     for unsynced in [false, true] {
         let mut bench = Bench::new();
         assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
@@ -306,7 +306,7 @@ fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
 }
 
 #[test]
-fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
+fn writes_completed_during_replacement_are_lost_with_the_device() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
     bench.late = true;
@@ -315,7 +315,7 @@ fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
 }
 
 #[test]
-fn what_a_lost_store_does_late_is_not_done() {
+fn late_operations_of_a_lost_device_are_not_executed() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
     bench.device.health().set_fault(crate::InjectedFault::Stall);
@@ -338,7 +338,7 @@ fn what_a_lost_store_does_late_is_not_done() {
 }
 
 #[test]
-fn a_flush_that_is_under_way_when_its_store_is_lost_has_made_nothing_durable() {
+fn a_flush_in_progress_at_device_loss_confirms_no_data() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
     bench.device.health().begin_sync();
@@ -347,7 +347,7 @@ fn a_flush_that_is_under_way_when_its_store_is_lost_has_made_nothing_durable() {
 }
 
 #[test]
-fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
+fn a_replacement_of_a_lost_file_is_served_once_trusted() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
     bench.shorten();
@@ -371,7 +371,7 @@ fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
 }
 
 #[test]
-fn no_other_file_takes_the_place_of_a_lost_one_by_itself() {
+fn a_lost_file_is_not_replaced_by_another_without_trust() {
     let bench = Bench::new();
     let gone = bench.device.backing();
     bench.exchange(SIZE, 0x77);
@@ -383,7 +383,7 @@ fn no_other_file_takes_the_place_of_a_lost_one_by_itself() {
 }
 
 #[test]
-fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
+fn a_file_moved_from_its_path_stays_served_and_is_reported() {
     let mut bench = Bench::new();
     let (path, aside) = (bench.path(), bench.dir.join("aside"));
     let detached = |bench: &mut Bench, expected| {
@@ -410,7 +410,7 @@ fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
 }
 
 #[test]
-fn what_was_shortened_is_not_served_after_a_restart_either() {
+fn a_shortened_file_is_not_served_after_a_restart() {
     let book = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     book.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
@@ -430,7 +430,7 @@ fn what_was_shortened_is_not_served_after_a_restart_either() {
 }
 
 #[test]
-fn a_trust_that_nobody_waits_for_any_more_forgives_nothing() {
+fn a_timed_out_trust_request_changes_nothing() {
     let mut bench = Bench::new();
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
     let (shared, device) = (Arc::clone(&bench.monitor.shared), Arc::clone(&bench.device));
@@ -442,7 +442,7 @@ fn a_trust_that_nobody_waits_for_any_more_forgives_nothing() {
 }
 
 #[test]
-fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
+fn a_failed_sync_is_recorded_until_the_device_is_trusted() {
     let book = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     let mut bench = Bench::new();
@@ -473,7 +473,7 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
 /// A host that is last_reason of the failure, and kills the daemon then, finds it recorded after the
 /// restart.
 #[test]
-fn a_failed_sync_is_kept_before_anybody_is_told() {
+fn a_failed_sync_is_recorded_before_the_flush_completes() {
     let book = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     let mut bench = Bench::new();
@@ -495,7 +495,7 @@ fn a_failed_sync_is_kept_before_anybody_is_told() {
 }
 
 #[test]
-fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
+fn a_failed_sync_stays_until_the_administrator_trusts_the_device() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
@@ -515,7 +515,7 @@ fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
 }
 
 #[test]
-fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
+fn a_removed_device_is_closed_when_the_ring_detaches() {
     let mut bench = Bench::new();
     assert!(BackingDevice::open(&bench.device.config).is_err(), "it is in use");
     bench.monitor.remove(&bench.device);
@@ -541,7 +541,7 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
 
 /// A server that does not answer, with many images on it.
 #[test]
-fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
+fn devices_of_a_file_system_are_checked_one_at_a_time() {
     let Bench { monitor, device, dir, own: _own, .. } = Bench::new();
     let mut book = Book::default();
     let add = |book: &mut Book, name: &str, place: u64| {
@@ -575,7 +575,7 @@ fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
 
 /// The device was slow, so the request of the administrator is older than the state of the store.
 #[test]
-fn a_late_renewal_takes_no_other_store_away() {
+fn a_late_reopen_does_not_replace_a_newer_device() {
     let mut bench = Bench::new();
     let before = bench.device.backing();
     let late = before.renewed(&bench.device.config).unwrap();
@@ -588,7 +588,7 @@ fn a_late_renewal_takes_no_other_store_away() {
 }
 
 #[test]
-fn one_trust_of_a_store_waits_for_it() {
+fn a_trust_request_fails_while_another_reopens_the_device() {
     let mut bench = Bench::new();
     for _ in 0..2 {
         bench.device.backing().fail_sync(Status::WRITE_FAULT);
@@ -600,7 +600,7 @@ fn one_trust_of_a_store_waits_for_it() {
 }
 
 #[test]
-fn a_store_that_is_served_in_part_comes_back_as_it_was() {
+fn a_partly_served_file_reopens_only_with_its_former_size() {
     let dir = crate::testing::directory();
     let path = dir.path().join("disk.img");
     let config = BackingConfig {
@@ -650,7 +650,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
+fn a_grown_and_then_partly_served_file_can_be_reopened() {
     let dir = crate::testing::directory();
     let path = dir.path().join("disk.img");
     let of = |size: u64| BackingKind::File { path: path.clone(), size: Some(size) };

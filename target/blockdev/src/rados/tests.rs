@@ -81,7 +81,7 @@ fn an_update_changes_all_or_nothing() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn of_updates_that_compare_the_same_value_one_wins() {
+fn concurrent_compare_and_set_updates_lose_no_change() {
     const EACH: u32 = 50;
     let object = object();
     let first = Update { create: true, set: pairs(&[("n", "0")]), ..Update::default() };
@@ -113,7 +113,7 @@ fn of_updates_that_compare_the_same_value_one_wins() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn more_keys_than_one_reply_has_are_read_as_of_one_time() {
+fn reads_of_many_keys_are_consistent_across_replies() {
     let (client, object, done) = (client(), object(), AtomicBool::new(false));
     let generation = |number: u32| {
         let key = |key| (format!("key.{key:04}"), number.to_string().into_bytes());
@@ -143,7 +143,7 @@ fn more_keys_than_one_reply_has_are_read_as_of_one_time() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn watchers_are_notified_and_learn_that_their_object_is_gone() {
+fn watchers_are_notified_and_detect_removal_of_their_object() {
     let (one, other, object) = (client(), client(), object());
     assert_eq!(one.watch(&object).map(drop), Err(Errno::ENOENT));
     one.update(&object, &Update { create: true, ..Update::default() }).unwrap();
@@ -214,7 +214,7 @@ fn calls_end_while_an_osd_hangs() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn a_refusal_says_what_to_do() {
+fn open_errors_include_a_remedy() {
     let open = |client, pool| {
         let opened = ObjectClient::open(&cluster(client), pool, "", Duration::from_secs(5));
         opened.map(drop).expect_err("should be refused").sentence

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wish_is_told_once_and_its_place_is_used_again() {
+    fn each_cancellation_is_reported_once_and_its_slot_is_reused() {
         let mut recalls = Cancellations::default();
         push(&mut recalls, 10, 1);
         push(&mut recalls, 20, 2);
@@ -120,7 +120,7 @@ mod tests {
 
     /// All hosts of a store that blocks time out at about the same time.
     #[test]
-    fn nothing_is_left_of_many_wishes() {
+    fn completed_cancellations_leave_no_state() {
         let mut recalls = Cancellations::default();
         for order in [false, true] {
             (0..1000).for_each(|of| push(&mut recalls, 10_000 + of, of));

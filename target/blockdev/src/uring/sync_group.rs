@@ -69,7 +69,7 @@ mod tests {
     use crate::uring::sync_group::*;
 
     #[test]
-    fn who_comes_while_one_is_under_way_shares_the_next() {
+    fn flushes_that_arrive_during_a_sync_share_the_next_sync() {
         let mut syncs = Syncs::default();
         let mut with = Vec::new();
         assert!(syncs.join(3));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_shares_nothing_and_a_leader_stays() {
+    fn followers_can_leave_a_sync_group_and_leaders_cannot() {
         let mut syncs = Syncs::default();
         assert!(syncs.join(1) && !syncs.join(2) && !syncs.join(3) && !syncs.join(4));
         assert!(syncs.leave(3) && !syncs.leave(3) && !syncs.leave(1));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_gives_up_takes_nobody_along() {
+    fn a_cancelled_sync_leader_does_not_cancel_its_followers() {
         let mut syncs = Syncs::default();
         assert!(syncs.join(1) && !syncs.join(2) && !syncs.join(3));
         let mut with = Vec::new();

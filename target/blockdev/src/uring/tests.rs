@@ -155,7 +155,7 @@ fn every_operation(bench: &mut Bench, block: u32) {
 }
 
 #[test]
-fn every_operation_on_a_file() {
+fn every_operation_works_on_a_file() {
     for block in [512, 4096] {
         let (mut bench, backing) = Bench::with_file(block);
         every_operation(&mut bench, block);
@@ -173,7 +173,7 @@ fn every_operation_on_a_file() {
 }
 
 #[test]
-fn zeros_are_written_where_nothing_else_works() {
+fn zeros_are_written_if_zeroing_modes_are_unsupported() {
     let (mut bench, backing) = Bench::with_file(512);
     backing.refuse(crate::Space::Punch);
     backing.refuse(crate::Space::ZeroRange);
@@ -192,7 +192,7 @@ fn zeros_are_written_where_nothing_else_works() {
 }
 
 #[test]
-fn discards_give_space_up() {
+fn discards_release_space() {
     let (mut bench, _) = Bench::with_file(4096);
     for at in (0..SIZE).step_by(1 << 17) {
         assert_eq!(bench.write(at, 1 << 17, 0x77, false), Ok(()));
@@ -204,7 +204,7 @@ fn discards_give_space_up() {
 }
 
 #[test]
-fn a_read_only_store_refuses_every_change() {
+fn a_read_only_device_refuses_every_change() {
     let (mut bench, backing) = Bench::with_file(512);
     bench.ring.detach(STORE);
     drop(backing);
@@ -221,7 +221,7 @@ fn a_read_only_store_refuses_every_change() {
 }
 
 #[test]
-fn more_operations_than_the_ring_holds_wait_their_turn() {
+fn operations_beyond_the_ring_size_are_queued() {
     let mut bench = Bench::new(3);
     let backing = bench.file("disk.img", 4096);
     bench.ring.attach(STORE, backing).unwrap();
@@ -242,7 +242,7 @@ fn more_operations_than_the_ring_holds_wait_their_turn() {
 
 /// As for a Write with in-capsule data: the data behind the command begin on a page boundary.
 #[test]
-fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
+fn a_cancellation_reports_whether_its_operation_was_aborted() {
     const WISH: Tag = 1 << 20;
     let (mut bench, _) = Bench::with_file(4096);
     let mut given_back = 0;
@@ -283,7 +283,7 @@ fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
 }
 
 #[test]
-fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
+fn receive_buffers_are_written_from_registered_memory() {
     let (mut bench, _) = Bench::with_file(4096);
     let mut buf = bench.pool.take_receive().unwrap();
     buf.select(buf.start() + 64, 8192);
@@ -295,7 +295,7 @@ fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
 }
 
 #[test]
-fn addresses_for_the_kernel_lie_in_the_pool() {
+fn addresses_passed_to_the_kernel_are_within_the_pool() {
     let plan = PoolPlan {
         cells: 0,
         receives: 1,
@@ -366,7 +366,7 @@ fn a_buffer_of_a_larger_pool_is_refused() {
 }
 
 #[test]
-fn an_unknown_backing_is_an_invalid_namespace() {
+fn io_of_an_unknown_device_fails_with_invalid_namespace() {
     let mut bench = Bench::new(4);
     let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
     assert_eq!(bench.write(0, 512, 1, false), gone);
@@ -383,7 +383,7 @@ fn an_unknown_backing_is_an_invalid_namespace() {
 
 /// Operations use the store they were submitted to, even if its id is reused meanwhile.
 #[test]
-fn a_number_that_changes_hands_never_mixes_stores() {
+fn a_reused_device_id_never_mixes_data_of_two_devices() {
     for submitted in [false, true] {
         let (mut bench, old) = Bench::with_file(512);
         for n in 0..20u64 {
@@ -427,7 +427,7 @@ fn table_of_files(bench: &Bench) -> String {
 /// Two stores get the id of one with operations in flight: they get no slot in the table, and the
 /// slot is not vacated when the first of them is detached.
 #[test]
-fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
+fn a_registered_file_slot_is_reused_only_after_its_last_operation() {
     let (mut bench, old) = Bench::with_file(512);
     for n in 0..20u64 {
         let from = bench.filled(4096, 0xAA);
@@ -487,7 +487,7 @@ proptest! {
 
     /// After any operations in any order, the store equals a model in memory.
     #[test]
-    fn the_store_agrees_with_a_model(
+    fn device_contents_match_a_model_after_any_operations(
         acts in proptest::collection::vec(act(), 1..60),
         ram: bool,
         large: bool,

@@ -237,14 +237,14 @@ mod tests {
 
     /// The host chooses among what both know, and for us those two take ten times as long.
     #[test]
-    fn the_two_largest_groups_are_used_only_where_they_are_configured() {
+    fn the_two_largest_dh_groups_are_not_in_the_default_policy() {
         let groups = Policy::default().groups;
         assert!(!groups.contains(&GroupId::FFDHE6144) && !groups.contains(&GroupId::FFDHE8192));
         assert_eq!(groups.len(), 4);
     }
 
     #[test]
-    fn a_name_whose_key_is_removed_is_refused_until_somebody_says_otherwise() {
+    fn a_host_with_a_removed_key_is_refused_unless_exempt() {
         let (known, disk) = ("nqn.2026-11.host:known", "nqn.2026-11.io.nvmfd:disk");
         let [known, disk] = [known, disk].map(|name| name.parse::<Nqn>().unwrap());
         let keys = Keys { host: Secret::parse(SECRET).unwrap(), controller: None };

@@ -69,7 +69,7 @@ mod tests {
     use crate::auth::throttle::*;
 
     #[test]
-    fn who_fails_too_often_waits_and_others_do_not() {
+    fn repeated_failures_throttle_only_their_address_and_host() {
         let (now, mut throttle) = (Instant::now(), Throttle::default());
         let (here, there) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
@@ -88,7 +88,7 @@ mod tests {
 
     /// Also for the source that is added last: it would have any number of attempts.
     #[test]
-    fn one_ipv6_subnet_leaves_room_for_the_failures_of_others() {
+    fn failures_of_an_ipv6_subnet_do_not_evict_those_of_others() {
         let (now, mut throttle) = (Instant::now(), Throttle::default());
         let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
         let at = |n: u16| IpAddr::from([0x2001, 0xDB8, 0, 7, 0, 0, 0, n]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_grow_without_end() {
+    fn failure_records_are_bounded_and_the_oldest_is_evicted() {
         let (now, mut throttle) = (Instant::now(), Throttle::default());
         let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
         for n in 0..5000u32 {

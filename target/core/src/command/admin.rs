@@ -215,7 +215,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn flags_come_before_everything_else() {
+    fn invalid_command_flags_are_checked_first() {
         for flags in [0x00, 0x80, 0xC0, 0x41, 0x42, 0x43] {
             for opcode in 0..=u8::MAX {
                 let sqe = command(opcode).with_flags(Flags(flags));
@@ -258,7 +258,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn unknown_opcodes_are_named_so() {
+    fn unknown_opcodes_fail_with_invalid_opcode() {
         let served = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18];
         let (mut nvm, mut discovery) = (nvm(), discovery_controller());
         for opcode in 0..=u8::MAX {
@@ -306,7 +306,7 @@ pub(crate) mod tests {
 
     /// "SGL and data length", for a command that reads and for one that has no data.
     #[test]
-    fn descriptors_are_judged() {
+    fn invalid_sgl_descriptors_are_refused() {
         let log = |sgl| GetLogPage::new(LogId::SMART, 0, 128).emit(sgl);
         let raw = |kind: u8| Sqe {
             dptr: std::array::from_fn(|i| if i == 15 { kind } else { 0 }),

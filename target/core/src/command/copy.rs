@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_0_and_1_bring_their_descriptors_and_others_are_refused() {
+    fn copy_accepts_descriptor_formats_0_and_1_only() {
         for (format, bytes) in [(0, 32), (1, 40)] {
             let from = |len| Source::Host(Remote { addr: 0x1000, key: 7, len });
             for (nr_z, given) in [(0, bytes), (0, 4096), (255, 256 * bytes)] {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_loaded_side_by_side_and_stored_as_one() {
+    fn copy_ranges_are_loaded_contiguously_and_stored_as_one_range() {
         let job = job(2, 1);
         let data = ranges(&[(9, 1), (3, 4), (5, 2)], 40);
         assert_eq!(job.check(&data), Ok(()));
@@ -258,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_passes_fits_the_buffer_and_the_namespace(
+        fn valid_copy_commands_fit_the_buffer_and_the_namespace(
             data in prop::collection::vec(any::<u8>(), 0..600),
             small in any::<bool>(), nr_z: u8, format in 0u8..2, sdlba in 0u64..2 << 20
         ) {

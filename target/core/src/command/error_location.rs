@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_field_is_where_the_command_has_it() {
+    fn error_location_points_to_the_invalid_field() {
         let sgl = |addr, len| Sgl::keyed(addr, len, 7, true).unwrap();
         let good = Sqe::io(IoOpcode::READ, 1).with_range(5, 0).with_sgl(sgl(0, 4096));
         let table = [

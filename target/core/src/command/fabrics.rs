@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_id_and_size_are_held_against_the_connection_request() {
+    fn connect_queue_id_and_size_are_checked_against_the_cm_request() {
         let promise = QueueLimits { qid: 1, hsqsize_z: 63, mqes_z: 127 };
         let ask = |qid, sqsize_z| {
             let connect = Connect { qid, sqsize_z, ..Connect::default() };

@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn features_of_a_namespace_that_is_not_reached_are_not_there() {
+    fn namespace_features_fail_with_the_ana_status_of_the_path() {
         let mut controller = nvm();
         for (state, code) in [(3, 0x302), (4, 0x301), (0xF, 0x303)] {
             controller.association.reach.set(&AnaStates::all(AnaState(state)));
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_capabilities_are_told() {
+    fn feature_values_and_capabilities_are_reported() {
         let changeable = 4;
         let table: [(u8, u32, u32, u32, u32); 14] = [
             // id, dword 11, current, default, capabilities
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_acted_on_can_be_changed() {
+    fn features_accept_only_supported_values() {
         let table: [(u8, u32, Option<u16>); 22] = [
             (0x01, 7, None),
             (0x01, 0, Some(0x10E)),
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_saved_and_scope_is_checked() {
+    fn features_are_not_saveable_and_their_scope_is_checked() {
         for fid in SERVED {
             let mut controller = nvm();
             let saved = SetFeatures { save: true, ..SetFeatures::new(FeatureId(fid), 0) };
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_stays_on_also_where_no_namespace_has_one_yet() {
+    fn the_write_cache_stays_enabled_without_namespaces() {
         let mut controller = nvm();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces.clear();
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn only_possible_events_can_be_enabled() {
+    fn only_supported_async_events_can_be_enabled() {
         let mut controller = nvm();
         assert_eq!(reply(ask(set(0x0B, 0x93F), &mut controller)), 0);
         assert_eq!(controller.features.async_event_config(), 0x93F);
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_alive_is_rounded_and_told_as_granted() {
+    fn the_keep_alive_timeout_is_rounded_up_and_reported_as_granted() {
         for (mut controller, longest) in [(nvm(), 7_200_000), (discovery_controller(), 600_000)] {
             for (asked, granted) in
                 [(1, 1000), (15_500, 16_000), (longest, longest), (0, 0), (30_000, 30_000)]
@@ -706,7 +706,7 @@ mod tests {
     }
 
     #[test]
-    fn host_behavior_is_pulled_checked_and_remembered() {
+    fn host_behavior_is_transferred_validated_and_returned() {
         let mut controller = nvm();
         let sqe = set(0x16, 0).with_sgl(keyed(4096));
         let Ok(Plan::SetFeature { from: Source::Host(remote) }) = ask(sqe, &mut controller) else {
@@ -728,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timestamp_is_pulled_and_counts_from_what_the_host_set() {
+    fn a_timestamp_is_transferred_and_counts_from_the_host_value() {
         let mut controller = nvm();
         let read = |controller: &mut Controller| {
             let bytes: [u8; 8] = given(ask(get(0x0E, 0, 0), controller)).try_into().unwrap();
@@ -768,7 +768,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_have_two_features_of_each_namespace() {
+    fn reservation_features_are_set_per_namespace_or_for_all() {
         let mut controller = nvm();
         let of = |sqe: Sqe, nsid| sqe.with_nsid(nsid);
         for fid in [0x82, 0x83] {

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn where_it_is_allowed_the_steward_formats_it() {
+    fn an_allowed_format_command_becomes_a_format_request() {
         for erase in [0, 1] {
             let mut controller = granted();
             let wish = wished(format(2, erase << 9), &mut controller);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_told_and_can_be_chosen() {
+    fn lba_formats_and_progress_are_reported_and_selectable() {
         let mut controller = granted();
         let mut subsystem = Subsystem::clone(controller.subsystem().unwrap());
         subsystem.namespaces[1].formats = BlockSizes::those(|_| true);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_off_unless_the_configuration_allows_it() {
+    fn format_nvm_is_disabled_unless_configured() {
         assert_eq!(refusal(&format(2, 0), &mut nvm()), (0x001, true));
         assert_eq!(refusal(&format(1, 0), &mut granted()), (0x015, true));
         for (mut controller, oacs, fna) in [(nvm(), 0, 0), (granted(), 2, 8)] {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_status() {
+    fn unsupported_format_commands_are_refused_with_their_status() {
         let cryptographic = 2 << 9;
         for (what, sqe, code) in [
             ("all namespaces", format(u32::MAX, 0), 0x002),

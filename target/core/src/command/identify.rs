@@ -346,7 +346,7 @@ mod tests {
     const ZERO: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
     #[test]
-    fn every_page_is_served_or_refused_as_the_table_says() {
+    fn identify_pages_are_returned_or_refused_as_specified() {
         let with_csi = |cns, csi| Identify { csi: Csi(csi), ..Identify::new(Cns(cns), 1) };
         let refusals = [
             ("unknown namespace FFFFFFFFh", command(0x00, u32::MAX), 0x00B),
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn fused_commands_are_offered_unless_all_blocks_are_served_by_others_as_well() {
+    fn fused_commands_are_reported_unless_all_namespaces_are_shared() {
         use crate::subsystem::reservation::Reservation;
         let fuses = |shared: usize, namespaces: usize| {
             let mut subsystem = crate::subsystem::testing::sample();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn identify_controller_says_what_linux_needs() {
+    fn identify_controller_reports_the_fields_required_by_linux() {
         let found = IdentifyController::parse(&page(command(0x01, 0)));
         assert_eq!((found.vid, found.cntlid, found.ver), (0, 5, VERSION));
         assert_eq!((found.sn.trimmed(), found.mn.trimmed()), (&b"SERIAL"[..], &b"nvmfd"[..]));
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_whose_store_is_down_is_not_ready() {
+    fn a_namespace_with_a_failed_device_is_not_ready() {
         let mut controller = nvm();
         let health = Arc::clone(&controller.subsystem().unwrap().namespace(1).unwrap().health);
         for (down, nstat) in [(false, 1), (true, 0)] {
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_does_not_reach_the_blocks_knows_no_utilization() {
+    fn an_inaccessible_path_reports_zero_utilization() {
         for (state, nuse) in [(1, 1 << 20), (2, 1 << 20), (3, 0), (4, 0), (0xF, 0)] {
             let mut controller = nvm();
             controller.association.reach.set(&AnaStates::all(AnaState(state)));
@@ -485,7 +485,7 @@ mod tests {
 
     /// A namespace attached later may have a cache, and its host does not read this page again.
     #[test]
-    fn a_cache_is_told_of_before_any_namespace_is_there() {
+    fn a_volatile_write_cache_is_reported_without_namespaces() {
         let mut controller = nvm();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces.clear();
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deallocated_is_said_to_read_as_zeros_only_where_it_does() {
+    fn dlfeat_reports_zeros_only_if_the_device_can_deallocate() {
         let backing = BackingKind::Ram { size: 1 << 20 };
         let config =
             BackingConfig { kind: backing, block_size_bytes: 512, read_only: false, shared: false };
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn the_utilization_is_what_is_allocated_to_the_file_in_blocks_and_never_above_the_capacity() {
+    fn utilization_is_the_allocated_size_in_blocks_up_to_the_capacity() {
         for (nsid, block_bytes) in [(1, 4096), (2, 512)] {
             let mut controller = nvm();
             let health =
@@ -567,7 +567,7 @@ mod tests {
 
     /// Deallocation reduces the utilization where thin provisioning is reported, and only there.
     #[test]
-    fn a_file_whose_file_system_deallocates_nothing_is_not_thin() {
+    fn thin_provisioning_is_not_reported_without_deallocation() {
         let mut controller = nvm();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let size_bytes = 1 << 32;
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_are_told_as_they_were_written() {
+    fn configured_namespace_identifiers_are_reported_unchanged() {
         let mut controller = nvm();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let namespace = &mut Arc::make_mut(subsystem).namespaces[0];
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_namespace_says_so() {
+    fn a_read_only_namespace_is_reported_as_write_protected() {
         let mut controller = nvm();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces[0].read_only = true;
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_start_where_the_host_says() {
+    fn identify_lists_start_at_the_requested_position() {
         for (after, left) in [(0, &[1, 2, 7][..]), (1, &[2, 7]), (2, &[7]), (7, &[])] {
             for cns in [0x02, 0x07] {
                 assert_eq!(namespaces(&page(command(cns, after))).collect::<Vec<_>>(), left);

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn read_and_write_become_load_and_store() {
+    fn reads_and_writes_are_translated_to_device_operations() {
         let backing = DeviceId(0);
         let read = Sqe::io(IoOpcode::READ, 1).with_range(5, 1).with_sgl(keyed(8192));
         let to = Remote { addr: 0x1000, key: 7, len: 8192 };
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn in_capsule_data_are_what_was_received_and_nothing_else() {
+    fn in_capsule_data_are_limited_to_the_received_bytes() {
         let write = Sqe::io(IoOpcode::WRITE, 2).with_range(0, 7);
         let whole = write.with_sgl(Sgl::in_capsule(0, 4096));
         assert!(ask(&whole).is_ok());
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_reference_says_of_bad_io_commands() {
+    fn invalid_io_commands_are_refused_with_their_documented_status() {
         let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
         for nsid in [0, 3, u32::MAX] {
             refused(&read.with_nsid(nsid), Status::INVALID_NAMESPACE);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_while_a_host_formats_it() {
+    fn io_fails_with_format_in_progress_during_a_format() {
         let mut subsystem = sample();
         subsystem.namespaces[0].formatting =
             Some(Arc::new(crate::subsystem::lba_format::Progress::none()));
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn deallocation_takes_a_longer_buffer_and_uses_what_it_needs() {
+    fn deallocate_accepts_a_longer_buffer_and_reads_only_its_ranges() {
         let dsm = Sqe::deallocation(1, 1);
         let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 32 });
         let extent = sample().namespaces[0].extent();
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn verify_takes_as_many_blocks_as_the_field_holds() {
+    fn verify_accepts_65536_blocks() {
         let verify = Sqe::io(IoOpcode::VERIFY, 1).with_range(3, u16::MAX);
         let expected = |piece_bytes| {
             let (at, len) = (3 * 4096, 65536 * 4096);
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn reservations_bar_what_the_documents_say() {
+    fn reservation_types_restrict_commands_as_specified() {
         // Each type where the holder, another registrant, another host may do all, read, nothing.
         const ALL: &str = "RCVWZFDY";
         const READ: &str = "RCV";
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_is_not_there_is_told_before_a_conflict() {
+    fn an_invalid_namespace_is_reported_before_a_reservation_conflict() {
         let sqe = Sqe::io(IoOpcode::WRITE, 3).with_sgl(keyed(4096));
         let status = plan_in(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
         assert!(status.is(Status::INVALID_NAMESPACE));
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_commands_bring_their_keys() {
+    fn reservation_commands_require_their_data_length() {
         let subsystem = sample();
         let of = Arc::clone(&subsystem.namespaces[0].reservation);
         let ask = |sqe: &Sqe| plan_in(sqe, &subsystem, Barred(0), RECEIVED);
@@ -662,7 +662,7 @@ mod tests {
 
     /// Of the random commands below few are Writes that are barred for one reason alone.
     #[test]
-    fn each_reason_alone_bars_a_direct_write() {
+    fn each_single_restriction_prevents_a_direct_write() {
         let may = |change: &dyn Fn(&mut Namespace), barred| {
             let mut subsystem = sample();
             subsystem.namespaces.iter_mut().for_each(change);
@@ -692,7 +692,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plain_read_or_write_is_decided_like_every_other_command(
+        fn fast_path_reads_and_writes_match_the_general_plan(
             opcode in 0u8..4, nsid in 0u32..4, slba in (1u64 << 20) - 4..(1 << 20) + 2,
             blocks_z in 0u16..4, given in 0u32..5, flags in prop_oneof![9 => Just(0x40u8), 1 => any::<u8>()],
             kind in prop_oneof![Just(0x40u8), Just(0x4F), Just(1), any::<u8>()],
@@ -734,7 +734,7 @@ mod tests {
         }
 
         #[test]
-        fn a_pulled_write_may_begin_where_every_other_step_may(
+        fn the_recheck_of_a_transferred_write_matches_the_general_check(
             nsid in 1u32..3, was_on in 0u32..3, at in prop_oneof![
                 ((1u64 << 32) - 8192)..(1 << 32) + 2, any::<u64>()],
             len in 0u32..8194, barred in 0u8..4, read_only: bool, protected: bool, formatted: bool

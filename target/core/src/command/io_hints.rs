@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_told_in_logical_blocks_minus_one_and_a_boundary_is_not() {
+    fn io_hints_are_zero_based_block_counts_except_the_boundary() {
         let disk = Geometry {
             physical_block_bytes: 4096,
             optimal_io_bytes: 512 << 10,
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_or_cannot_be_said_is_not_said() {
+    fn unknown_or_unrepresentable_io_hints_are_not_reported() {
         assert_eq!(told(Geometry::default(), 9), (false, [0; 6]));
         // Sectors smaller than logical blocks; an optimum of odd bytes; more than 65535 blocks.
         let odd = Geometry {

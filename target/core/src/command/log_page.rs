@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_where_it_is_allowed() {
+    fn write_uncorrectable_is_reported_only_if_allowed() {
         for allowed in [false, true] {
             let mut subsystem = crate::subsystem::testing::sample();
             subsystem.namespaces[1].write_uncorrectable = allowed;
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_are_served_or_refused_as_the_table_says() {
+    fn log_pages_are_returned_or_refused_as_specified() {
         let mut controller = nvm();
         for lid in 0..=u8::MAX {
             let result = ask(command(lid, 0, 1), &mut controller);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_groups_are_told_as_they_are_now() {
+    fn the_ana_log_reports_current_group_states() {
         let mut controller = nvm();
         let first = page(LogId::ANA, 60, &mut controller);
         assert_eq!((first[8], first[16], first[20], first[32]), (1, 1, 3, 1), "one group of three");
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn supported_pages_are_those_that_are_served() {
+    fn the_supported_log_pages_list_matches_the_served_pages() {
         let bytes = page(LogId::SUPPORTED_PAGES, 1024, &mut nvm());
         let found = SupportedPages::parse(&bytes.try_into().unwrap());
         let ids: Vec<_> = (0..256).filter(|&lid| found.pages[lid].supported()).collect();
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn smart_is_of_a_subsystem_or_of_a_namespace() {
+    fn smart_counters_cover_the_subsystem_or_one_namespace() {
         let mut controller = nvm();
         let usage = Arc::clone(&controller.subsystem().unwrap().usage);
         let reads = |reads| Work { reads, ..Work::default() };
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_one_holds_our_version() {
+    fn firmware_slot_1_holds_the_running_version() {
         let bytes = page(LogId::FIRMWARE_SLOT, 512, &mut nvm());
         let found = FirmwareSlots::parse(&bytes.try_into().unwrap());
         assert_eq!((found.afi, found.revisions[1].0), (1, [0; 8]));
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn features_are_named_with_their_scope() {
+    fn feature_effects_list_supported_features_with_their_scope() {
         let mut controller = nvm();
         let bytes = page(LogId::FEATURE_EFFECTS, 1024, &mut controller);
         let found = FeaturesSupported::parse(&bytes.try_into().unwrap());
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn effects_name_what_is_served() {
+    fn command_effects_list_exactly_the_supported_commands() {
         let bytes = page(LogId::EFFECTS, 4096, &mut nvm());
         let found = Effects::parse(&bytes.try_into().unwrap());
         let supported = |of: &[CommandEffects; 256]| {
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_namespaces_are_told_until_they_are_read_without_retaining() {
+    fn changed_namespaces_are_listed_until_read_without_retaining() {
         let mut controller = nvm();
         controller.events.namespaces_changed([7, 2]);
         let get = GetLogPage::new(LogId::CHANGED_NAMESPACES, 0, 1024);

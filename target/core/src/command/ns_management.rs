@@ -279,7 +279,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn it_is_off_unless_the_configuration_grants_it() {
+    fn namespace_management_is_disabled_unless_configured() {
         for sqe in [delete(7), create(), attachment(AttachmentSelect::ATTACH, 7)] {
             assert_eq!(refused(ask(sqe, &mut nvm())), 0x001);
             assert!(ask(sqe, &mut self::granted()).is_ok());
@@ -289,7 +289,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_what_hosts_have_made_can_they_change() {
+    fn hosts_can_change_only_host_created_namespaces() {
         for sel in [AttachmentSelect::ATTACH, AttachmentSelect::DETACH] {
             for (nsid, code) in [(1, 0x015), (3, 0x00B), (0, 0x00B), (NSID_ALL, 0x002)] {
                 assert_eq!(refused(ask(attachment(sel, nsid), &mut self::granted())), code);
@@ -312,7 +312,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_protected_or_reserved_is_not_deleted() {
+    fn protected_or_reserved_namespaces_are_not_deleted() {
         for nsid in [7, NSID_ALL] {
             let mut controller = self::granted();
             controller.association.reservations.set_barred(7, Barred::WRITE);
@@ -328,7 +328,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn commands_that_make_no_sense_are_refused() {
+    fn invalid_management_commands_are_refused() {
         let unknown = ManagementSelect(2);
         let management = NamespaceManagement { sel: unknown, ..NamespaceManagement::default() };
         let zoned = NamespaceManagement { csi: Csi::ZONED, ..NamespaceManagement::default() };
@@ -345,7 +345,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_refused_with_its_status() {
+    fn invalid_create_parameters_are_refused_with_their_status() {
         let good = NewNamespace { nsze: 1024, ncap: 1024, nmic: 1, ..NewNamespace::default() };
         let ask = |new: NewNamespace| {
             let mut data = [0; PAGE_BYTES];
@@ -384,7 +384,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_may_manage_sees_what_is_allocated_and_who_is_there() {
+    fn management_hosts_see_allocated_namespaces_and_all_controllers() {
         let page = |cns: u8, nsid, controller: &mut Controller| -> [u8; PAGE_BYTES] {
             let sqe = Identify::new(Cns(cns), nsid).emit(keyed(4096));
             given(ask(sqe, controller)).try_into().unwrap()
@@ -426,7 +426,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_list_of_controllers_names_some_in_order() {
+    fn a_controller_list_must_be_nonempty_and_ascending() {
         let list = |ids: &[u16]| {
             let mut data = [0; PAGE_BYTES];
             emit_controllers(&mut data, 0, ids.iter().copied());

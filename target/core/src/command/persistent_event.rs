@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_establishes_nothing() {
+    fn a_failed_command_establishes_no_context() {
         let (mut controller, ..) = kept();
         let long = GetLogPage::new(LogId::PERSISTENT_EVENT, 0, 128);
         let table = [
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_to_keep_it_there_is_no_such_log() {
+    fn the_persistent_event_log_is_unsupported_without_persistence() {
         let about = |controller: &mut Controller| {
             let identify = Identify::new(Cns::CONTROLLER, 0).emit(keyed(4096));
             let page: Box<[u8; PAGE_BYTES]> = given(ask(identify, controller)).try_into().unwrap();

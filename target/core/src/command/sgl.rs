@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_come_in_their_order_and_no_more_than_is_wanted() {
+    fn segments_are_returned_in_order_up_to_the_requested_length() {
         let tail = [keyed(1, 512, 7, true), keyed(2, 0, 7, true), keyed(3, 1024, 7, true)].concat();
         let (sqe, mut pieces, key) = ask(&tail, 0, 48).unwrap();
         assert_eq!((sqe.sgl(), key), (Ok(Sgl::keyed(0, 1536, 0, false).unwrap()), Some(7)));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_cut_to_what_is_moved_at_once() {
+    fn segments_are_split_at_the_maximum_transfer_size() {
         let moved = |mut pieces: SglSegments, total: u32| {
             pieces.begin(total);
             std::iter::from_fn(move || {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_invalidated_when_all_that_ask_mean_the_same() {
+    fn a_key_is_invalidated_only_if_all_invalidate_requests_name_it() {
         let key = |descriptors: &[[u8; 16]]| {
             let len = descriptors.len() as u32 * 16;
             ask(&descriptors.concat(), 0, len).unwrap().2
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused_with_its_status() {
+    fn malformed_segments_are_refused_with_their_status() {
         let good = keyed(0, 512, 7, false);
         let tail = [good; 8].concat();
         let segment = Status::INVALID_SGL_LAST_SEGMENT;
@@ -250,13 +250,13 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_takes_as_many_as_its_capsules_hold() {
+    fn the_descriptor_count_is_limited_by_the_capsule_size() {
         assert_eq!([0, 15, 16, 48, 64, 4096].map(msdbd), [1, 1, 1, 3, 4, 4]);
     }
 
     proptest! {
         #[test]
-        fn any_bytes_give_pieces_of_the_whole_or_a_status(
+        fn any_descriptor_bytes_yield_segments_of_the_total_or_an_error(
             tail in prop::collection::vec(any::<u8>(), 0..100), offset in 0u64..80,
             len in 0u32..100, total: u32
         ) {

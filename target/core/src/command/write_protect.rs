@@ -115,13 +115,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_to_keep_it_there_is_no_such_feature() {
+    fn write_protect_is_unsupported_without_persistence() {
         assert_eq!(refused(ask(get(1, 0), &mut nvm())), 0x002);
         assert_eq!(refused(ask(set(1, 0), &mut nvm())), 0x002);
     }
 
     #[test]
-    fn each_namespace_has_its_state_and_orders_are_all_or_none() {
+    fn write_protect_states_are_per_namespace_and_changes_are_atomic() {
         let mut controller = protecting();
         assert_eq!(ask(get(1, 3), &mut controller), Ok(Plan::Reply(0b110)));
         assert_eq!(ask(set(1, 0), &mut controller), Ok(Plan::Reply(0)), "nothing to do");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_administrator_made_read_only_no_host_changes() {
+    fn hosts_cannot_unprotect_a_configured_read_only_namespace() {
         let mut controller = protecting();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces[0].read_only = true;
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_there_on_a_path_that_does_not_reach_the_namespace() {
+    fn write_protect_fails_on_an_inaccessible_path() {
         let mut controller = protecting();
         controller.association.reach.set(&AnaStates::all(AnaState::INACCESSIBLE));
         for sqe in [get(1, 0), set(1, 1), set(NSID_ALL, 1)] {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_an_unreadable_block_is_told_so() {
+    fn reads_of_blocks_marked_uncorrectable_fail() {
         for opcode in [IoOpcode::READ, IoOpcode::COMPARE] {
             for (slba, nlb_z, bad) in [(7, 0, false), (7, 1, true), (11, 0, true), (12, 9, false)] {
                 let got = ask(&with_data(opcode, slba, nlb_z));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn who_changes_one_does_so_durably_and_mends_it() {
+    fn writes_to_marked_blocks_are_durable_and_clear_the_mark() {
         let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1);
         for (sqe, mends) in [
             (with_data(IoOpcode::WRITE, 10, 3), true),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_refused_where_nobody_allows_it_and_for_what_is_not_there() {
+    fn write_uncorrectable_is_refused_if_disallowed_or_out_of_range() {
         let sqe = Sqe::io(IoOpcode::WRITE_UNCORRECTABLE, 7).with_range(3, 1);
         let Ok(Plan::Mark { change, .. }) = ask(&sqe) else { panic!() };
         let most_bytes = MOST_MARKED_BLOCKS << 12;

@@ -176,7 +176,7 @@ mod tests {
     const ALL: u32 = u32::MAX;
 
     #[test]
-    fn an_event_waits_for_a_request_and_is_told_once() {
+    fn an_event_is_pending_until_requested_and_reported_once() {
         let mut events = AsyncEvents::default();
         events.namespaces_changed([3, 1]);
         assert_eq!(events.next(ALL), None, "nobody asks");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_of_event_is_not_masked() {
+    fn a_pending_event_does_not_mask_other_event_types() {
         let mut events = AsyncEvents::default();
         assert!(events.park(1) && events.park(2));
         events.namespaces_changed([1]);

@@ -164,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_discover_is_a_header_alone() {
+    fn an_empty_discovery_log_is_only_a_header() {
         assert_eq!(log(1, &[]).len(), 1024);
     }
 
     #[test]
-    fn a_change_is_news_to_those_only_who_see_it() {
+    fn a_change_notifies_only_hosts_whose_records_differ() {
         let (own, disk) = (
             record(Subtype::CURRENT_DISCOVERY, "192.0.2.1:4420"),
             record(Subtype::NVM, "192.0.2.1:4420"),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_in_pieces_is_of_one_generation() {
+    fn a_log_read_in_pieces_has_one_generation() {
         let disk = record(Subtype::NVM, "192.0.2.1:4420");
         let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[]);
         let first = service.log(0, &|| (1, vec![disk; 3])).to_vec();

@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_are_there_or_plainly_not() {
+    fn supported_properties_are_read_and_others_are_refused() {
         let mut controller = controller();
         assert_eq!(controller.property(Property::CAP, Some(8)), Ok(0x0800_0020_0F01_007F));
         assert_eq!(controller.property(Property::VS, Some(4)), Ok(0x2_0100));
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_ready_only_with_settings_that_it_has() {
+    fn a_controller_is_ready_only_with_supported_settings() {
         for (value, ready) in [
             (EN, 1),
             (0x0045_0001, 2), // completion entries of another size
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_over_when_the_last_io_queue_is() {
+    fn a_reset_completes_when_the_last_io_queue_is_removed() {
         let mut controller = controller();
         set(&mut controller, EN);
         controller.association.count_io_queue(true);
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn shutdown_flushes_what_has_a_cache_then_completes() {
+    fn shutdown_flushes_devices_with_a_cache_and_completes() {
         for value in [EN | 1 << 14, EN | 2 << 14] {
             let mut controller = controller();
             set(&mut controller, EN);
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_alive_is_rounded_up_and_has_an_end() {
+    fn the_keep_alive_timeout_is_rounded_up_and_bounded() {
         let mut controller = controller();
         let now = Instant::now();
         for (asked, granted) in [(0, 0), (1, 1000), (5000, 5000), (u32::MAX, 7_200_000)] {
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keep_alive_silence_is_borne_for_long_and_not_for_ever() {
+    fn controllers_without_keep_alive_expire_after_long_inactivity() {
         let mut controller = controller();
         let now = Instant::now();
         controller.set_kato_ms(0, now);
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_between_snapshots_is_told() {
+    fn namespace_changes_between_snapshots_are_reported() {
         let mut controller = controller();
         let mut next = Subsystem::clone(controller.subsystem().unwrap());
         next.namespaces[1].blocks *= 2;
@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_goes_wrong_is_a_warning_once_each_time() {
+    fn each_new_device_failure_raises_one_reliability_event() {
         let mut controller = controller();
         set(&mut controller, EN);
         let health = Arc::clone(&controller.subsystem().unwrap().namespaces[1].health);
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_was_reported_as_not_ready_is_an_event_when_it_is() {
+    fn a_namespace_reported_as_not_ready_raises_an_event_once_ready() {
         let mut controller = controller();
         set(&mut controller, EN);
         let namespaces = &controller.subsystem().unwrap().namespaces;
@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn another_group_and_another_state_are_told_as_such() {
+    fn ana_group_and_state_changes_are_reported_as_ana_events() {
         let mut controller = controller();
         let told = |controller: &mut Controller| {
             controller.events.park(1);

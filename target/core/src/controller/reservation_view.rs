@@ -142,7 +142,7 @@ mod tests {
     const RELEASED: NotificationType = NotificationType::RESERVATION_RELEASED;
 
     #[test]
-    fn every_namespace_has_its_own_byte_and_others_have_none() {
+    fn access_restrictions_are_recorded_per_valid_namespace_id() {
         let standing = ReservationView::new();
         standing.set_barred(1, Barred::ALL);
         standing.set_barred(MAX_NSID, Barred::WRITE);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_read_one_by_one_and_counted() {
+    fn notification_pages_are_counted_and_read_one_at_a_time() {
         let standing = ReservationView::new();
         assert!(!standing.take_news());
         assert_eq!(standing.page(), NotificationPage::default());
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_masked_is_not_even_counted() {
+    fn masked_notifications_are_not_counted() {
         let standing = ReservationView::new();
         standing.set_mask(1, NotificationMask(0).with_reservation_released(true));
         assert!(!standing.notify(1, RELEASED) && standing.notify(2, RELEASED));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_bounded_and_gaps_tell() {
+    fn the_notification_log_is_bounded_and_its_count_shows_losses() {
         let standing = ReservationView::new();
         for _ in 0..300 {
             standing.notify(1, RELEASED);

@@ -57,7 +57,7 @@ mod tests {
     use crate::controller::timestamp::*;
 
     #[test]
-    fn it_counts_since_the_reset_then_from_what_was_set_modulo_48_bits() {
+    fn a_timestamp_counts_from_reset_or_host_value_modulo_48_bits() {
         let start = Instant::now();
         let later = |ms| start + Duration::from_millis(ms);
         let mut clock = ControllerTimestamp::new(start);

@@ -431,7 +431,7 @@ mod tests {
     use crate::diag::cause::*;
 
     #[test]
-    fn every_cause_has_its_own_name_and_says_what_happened_and_what_to_do() {
+    fn every_cause_has_a_unique_name_a_reason_and_a_remedy() {
         let names: BTreeSet<_> = Cause::ALL.iter().map(|cause| cause.name()).collect();
         assert_eq!(names.len(), Cause::ALL.len());
         for (at, cause) in Cause::ALL.iter().enumerate() {
@@ -454,7 +454,7 @@ mod tests {
 
     /// Run with `WRITE_TABLE=1` to write the table anew.
     #[test]
-    fn the_printed_table_is_the_one_of_the_program() {
+    fn the_documented_table_matches_the_causes() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/why.md");
         let text = std::fs::read_to_string(path).unwrap();
         let row = |cause: &Cause| {

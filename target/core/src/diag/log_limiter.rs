@@ -120,7 +120,7 @@ mod tests {
     use crate::diag::log_limiter::*;
 
     #[test]
-    fn a_flood_of_refusals_is_told_once_a_second_for_each_cause() {
+    fn repeated_refusals_are_logged_once_per_second_and_cause() {
         let (start, mut refusals) = (Instant::now(), CauseLog::default());
         let (mut singly, mut summed, mut lines) = (0, 0, 0);
         // Ten seconds of 1000 refusals each, looked after four times a second.
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_written_down_however_few_are_told() {
+    fn every_refusal_is_recorded_even_if_not_logged() {
         let (now, mut refusals, book) = (
             Instant::now(),
             CauseLog::default(),

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_counted_and_another_is_a_record_of_its_own() {
+    fn repeated_disconnects_are_counted_in_one_record() {
         let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
         let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
         for second in 0..5 {
@@ -176,7 +176,7 @@ mod tests {
 
     /// Floods from one address with thousands of names, and from thousands without a name.
     #[test]
-    fn noise_pushes_out_nobody_elses_record_of_a_host() {
+    fn floods_do_not_evict_disconnect_records_of_other_hosts() {
         let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
         let now = SystemTime::UNIX_EPOCH;
         book.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);

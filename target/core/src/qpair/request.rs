@@ -499,7 +499,7 @@ mod tests {
     use crate::sched::abort::AbortRequest;
 
     #[test]
-    fn a_command_that_was_answered_is_not_carried_out_and_a_free_slot_is_not_answered() {
+    fn completed_commands_do_not_execute_and_free_slots_do_not_complete() {
         use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
         use WaitReason::{
             AdminCap, Buffers, Event, FusedPartner, FusedWrite, RangeLock, RateLimit,
@@ -537,12 +537,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "Free became Replying")]
-    fn a_second_answer_of_a_command_is_refused() {
+    fn a_second_completion_of_a_command_panics() {
         Request::new(None).enter(State::Replying);
     }
 
     #[test]
-    fn nothing_of_a_rare_command_is_left_for_the_next_one() {
+    fn a_reused_request_slot_has_no_extension_state_of_its_predecessor() {
         let plan = PoolPlan {
             cells: 2,
             receives: 0,

@@ -205,7 +205,7 @@ mod tests {
     /// A host from another address is admitted, and an association of the source with the most is
     /// evicted.
     #[test]
-    fn controllers_of_strangers_at_one_address_keep_nobody_away() {
+    fn unidentified_hosts_of_one_address_are_evicted_for_other_hosts() {
         let discovery = Nqn::DISCOVERY.to_string();
         for subsystem in [TEST, &discovery] {
             let registry = registry();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_controllers_and_a_way_back() {
+    fn controllers_are_bounded_and_freed_on_disconnect() {
         let registry = registry();
         let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
         let first = ask().unwrap().association;

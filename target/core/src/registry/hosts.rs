@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_of_a_host_share_what_it_has_to_flush_also_when_it_was_away() {
+    fn controllers_of_a_host_share_unflushed_state_across_reconnects() {
         let (mut hosts, subsystem) = (Hosts::default(), sample());
         let first = hosts.unflushed(&association(1), &subsystem);
         assert!(Arc::ptr_eq(&first, &hosts.unflushed(&association(1), &subsystem)));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_away_is_remembered_while_it_has_something_to_flush_and_there_is_room() {
+    fn unflushed_state_of_disconnected_hosts_is_retained_up_to_a_limit() {
         let (mut hosts, subsystem) = (Hosts::default(), sample());
         let here = hosts.unflushed(&association(0), &subsystem);
         hosts.unflushed(&association(1), &subsystem).note_write(1);

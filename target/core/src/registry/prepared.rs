@@ -63,7 +63,7 @@ mod tests {
     use crate::registry::tests::registry;
 
     #[test]
-    fn a_prepared_listener_comes_into_force_with_a_change_or_is_withdrawn() {
+    fn a_prepared_listener_is_activated_by_a_change_or_withdrawn() {
         let registry = registry();
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let [old, new, other] = ["192.0.2.1:4420", "192.0.2.2:4420", "192.0.2.3:4420"].map(at);

@@ -62,7 +62,7 @@ mod tests {
     use crate::subsystem::ana::AnaStates;
 
     #[test]
-    fn who_leaves_is_reached_no_more_and_disconnects_nobody() {
+    fn a_leaving_target_is_inaccessible_and_disconnects_no_host() {
         let registry = registry();
         assert!(!registry.has_hosts());
         let host = connect_host(&registry);

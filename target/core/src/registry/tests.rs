@@ -74,7 +74,7 @@ pub(super) fn promised(registry: &Registry, source: IpAddr, now: Instant) -> u32
 }
 
 #[test]
-fn an_admin_queue_is_admitted_or_told_exactly_why_not() {
+fn admin_connects_succeed_or_fail_with_the_exact_status() {
     let registry = registry();
     let admin = |d: &ConnectData| registry.connect_admin(d, &visit());
     let first = admin(&data(0xFFFF, TEST, HOST)).unwrap().association;
@@ -95,7 +95,7 @@ fn an_admin_queue_is_admitted_or_told_exactly_why_not() {
 }
 
 #[test]
-fn hosts_with_keys_elsewhere_are_disconnected_and_refused_until_they_have_one_here() {
+fn hosts_with_keys_on_other_gateways_are_refused_until_keyed_locally() {
     let registry = registry();
     let connected = connect_host(&registry);
     let hosts = BTreeSet::from([nqn(HOST), nqn("nqn.2026-11.host:exempt")]);
@@ -134,7 +134,7 @@ fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
 }
 
 #[test]
-fn a_listener_tells_its_hosts_the_shortest_keep_alive() {
+fn a_listener_sets_the_minimum_keep_alive_of_its_hosts() {
     let registry = registry();
     let strict = ListenerConfig { keep_alive_min_ms: 15_000, ..listener(1, "0.0.0.0:4420") };
     registry.set_listeners(vec![strict]);
@@ -177,7 +177,7 @@ fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
 }
 
 #[test]
-fn discovery_tells_a_host_what_it_may_use_at_the_address_it_used() {
+fn discovery_lists_permitted_subsystems_at_the_address_in_use() {
     let registry = registry();
     let local = "192.0.2.1:4420".parse().unwrap();
     let (generation, records) = registry.discovery(&nqn(HOST), local);
@@ -196,7 +196,7 @@ fn discovery_tells_a_host_what_it_may_use_at_the_address_it_used() {
 }
 
 #[test]
-fn discovery_tells_of_a_link_local_listener_to_those_who_have_come_by_it() {
+fn link_local_listeners_are_listed_only_to_hosts_connected_there() {
     let registry = registry();
     registry
         .set_listeners(vec![listener(1, "[fe80::1%2]:4420"), listener(2, "[2001:db8::1]:4420")]);
@@ -216,7 +216,7 @@ fn discovery_tells_of_a_link_local_listener_to_those_who_have_come_by_it() {
 }
 
 #[test]
-fn discovery_tells_of_the_listeners_of_other_gateways_also_while_this_one_leaves() {
+fn discovery_lists_peer_gateway_listeners_even_while_leaving() {
     let (sender, mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 3, 0);
     registry.publish(offered(AccessPolicy { listeners: [1, 7].into(), ..AccessPolicy::default() }));
@@ -250,7 +250,7 @@ fn discovery_tells_of_the_listeners_of_other_gateways_also_while_this_one_leaves
 }
 
 #[test]
-fn new_listeners_are_told_to_those_who_watch_discovery() {
+fn new_listeners_raise_a_discovery_change_event() {
     let (sender, mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 3, 0);
     registry.set_listeners(vec![listener(1, "192.0.2.1:4420")]);
@@ -271,7 +271,7 @@ fn a_host_that_is_no_longer_admitted_is_disconnected() {
 }
 
 #[test]
-fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
+fn a_subsystem_is_accessible_only_through_its_listeners() {
     let registry = registry();
     registry.set_listeners(vec![listener(1, "192.0.2.1:4420"), listener(7, "192.0.2.2:4420")]);
     registry.publish(offered(AccessPolicy { listeners: [7].into(), ..AccessPolicy::default() }));
@@ -314,7 +314,7 @@ fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
 
 /// A connection may have been accepted, and a queue be connecting, while its listener is removed.
 #[test]
-fn nobody_comes_by_a_listener_that_has_gone() {
+fn connects_through_a_removed_listener_are_refused() {
     let registry = registry();
     let a = connect_host(&registry);
     a.set_ready(true);
@@ -336,7 +336,7 @@ fn nobody_comes_by_a_listener_that_has_gone() {
 }
 
 #[test]
-fn all_queues_of_a_controller_come_to_one_address() {
+fn all_queues_of_a_controller_must_use_one_address() {
     let registry = registry();
     let a = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association;
     a.set_ready(true);
@@ -377,7 +377,7 @@ fn a_subsystem_may_grant_less_than_the_target() {
 }
 
 #[test]
-fn controller_ids_come_from_the_range_of_the_subsystem_and_go_round() {
+fn controller_ids_cycle_through_the_range_of_the_subsystem() {
     let registry = Registry::new(Vec::new(), 8, 1 << 20);
     registry.publish(offered(AccessPolicy { cntlids: 100..=102, ..AccessPolicy::default() }));
     let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
@@ -393,7 +393,7 @@ fn controller_ids_come_from_the_range_of_the_subsystem_and_go_round() {
 }
 
 #[test]
-fn a_host_that_comes_again_is_let_in_refused_or_takes_its_own_place() {
+fn a_duplicate_host_is_admitted_refused_or_replaced_as_configured() {
     let other = "192.0.2.9:4420";
     for (duplicates, outcome) in [
         (DuplicateHosts::Allow, Ok(false)),
@@ -458,7 +458,7 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
 
 /// A host that may delete namespaces may delete one that it does not see, unless that is reserved.
 #[test]
-fn a_host_is_barred_from_what_it_does_not_see_as_well() {
+fn reservations_also_restrict_masked_namespaces() {
     let registry = Registry::new(Vec::new(), 8, 1 << 20);
     let masked = AccessPolicy { masks: [(2, BTreeSet::new())].into(), ..AccessPolicy::default() };
     let subsystem = offered(masked);
@@ -470,7 +470,7 @@ fn a_host_is_barred_from_what_it_does_not_see_as_well() {
 }
 
 #[test]
-fn discovery_has_a_name_of_its_own_and_names_other_services() {
+fn discovery_has_a_unique_nqn_and_lists_referrals() {
     let registry = registry();
     let (own, other) =
         (nqn("nqn.2026-11.io.nvmfd:discovery"), nqn("nqn.2026-11.io.other:discovery"));
@@ -527,7 +527,7 @@ fn a_referral_with_hosts_is_reported_to_these_only() {
 }
 
 #[test]
-fn a_path_has_the_states_of_its_listener_until_that_goes() {
+fn a_path_has_the_ana_states_of_its_listener_until_removal() {
     let registry = registry();
     let path = |address, state| {
         let ana = AnaStates::all(state);

@@ -44,7 +44,7 @@ mod tests {
     use crate::registry::unauthenticated::*;
 
     #[test]
-    fn time_runs_from_the_first_claim_until_one_is_proved_or_none_comes_for_long() {
+    fn unauthenticated_time_runs_from_first_attempt_to_success_or_expiry() {
         let (began, mut claims) = (Instant::now(), UnauthenticatedHosts::default());
         let source = |last| Source::V4(Ipv4Addr::new(10, 0, 0, last));
         let (here, there) = (source(1), source(2));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_grow_without_end() {
+    fn unauthenticated_sources_are_bounded_and_expire() {
         let (now, mut claims) = (Instant::now(), UnauthenticatedHosts::default());
         for n in 0..5000u32 {
             claims.note(IpAddr::from(n.to_be_bytes()).into(), now);

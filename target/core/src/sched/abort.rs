@@ -104,7 +104,7 @@ mod tests {
     use crate::sched::abort::*;
 
     #[test]
-    fn it_is_open_until_somebody_has_done_it_or_nobody_can() {
+    fn an_abort_is_pending_until_success_or_drop_of_all_tokens() {
         let (sender, inbox) = mailbox().unwrap();
         let (recall, token) = AbortRequest::new(7, 1, 9, sender.waker());
         assert!(token.is_for(7, 1) && !token.is_for(8, 1) && !token.is_for(7, 2));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_each_source_has_its_turn() {
+    fn sources_are_served_round_robin() {
         let mut turns = FairQueue::default();
         (0..100).for_each(|n| turns.push(source(1), n));
         assert_eq!(turns.pop(), Some(0));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_has_no_turn() {
+    fn removed_entries_are_not_served() {
         let mut turns = FairQueue::default();
         [(1, 10), (2, 20), (1, 11)].iter().for_each(|(last, n)| turns.push(source(*last), *n));
         assert_eq!((turns.remove(|n| *n == 20), turns.remove(|n| *n == 20)), (Some(20), None));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_is_next_and_who_has_its_share_makes_room_for_itself() {
+    fn returned_entries_are_next_and_the_largest_source_is_displaced() {
         let mut turns = FairQueue::default();
         [(1, 10), (1, 11), (2, 20), (1, 12)].iter().for_each(|(s, n)| turns.push(source(*s), *n));
         assert_eq!(turns.pop(), Some(10));

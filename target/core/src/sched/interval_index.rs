@@ -99,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn those_that_meet_are_found_and_no_others(
+        fn exactly_the_overlapping_intervals_are_found(
             claims in vec(claim(), 0..40),
             gone in vec(any::<bool>(), 40),
             asked in claim(),

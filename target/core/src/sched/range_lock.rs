@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_fused_command_waits_for_all_changes_that_nobody_has_claimed() {
+    fn the_first_fused_command_waits_for_all_writes_without_a_lock() {
         let (exclusion, message) = exclusion(false);
         assert!(!exclusion.is_watching(DeviceId(0)));
         let (ticket, granted) = exclusion.claim(alone(0, 1));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_keep_out_of_the_way_of_fused_commands_and_not_of_each_other() {
+    fn writes_exclude_fused_commands_and_not_each_other() {
         let (exclusion, message) = exclusion(true);
         let (first, granted) = exclusion.claim(shared(0));
         assert!(granted);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn fused_commands_have_their_blocks_one_after_another() {
+    fn fused_commands_lock_the_same_blocks_in_turn() {
         let (exclusion, _mail) = exclusion(true);
         let tickets: Vec<u64> = (0..4).map(|_| exclusion.claim(alone(0, 0)).0).collect();
         let granted = || tickets.iter().map(|t| exclusion.is_granted(*t)).collect::<Vec<_>>();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn after_many_changes_nobody_watches_and_the_next_fused_command_begins_anew() {
+    fn write_tracking_ends_after_many_writes_and_restarts_on_demand() {
         let (exclusion, _mail) = exclusion(true);
         let mut changes = 0;
         while exclusion.is_watching(DeviceId(0)) {
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_closed_connection_has_left_keeps_later_changes_from_its_blocks() {
+    fn writes_left_by_a_closed_connection_delay_overlapping_writes() {
         let (exclusion, message) = exclusion(false);
         let (here, there) = (DeviceId(0), DeviceId(64));
         let old = exclusion.leave(RangeLock { len: 8192, ..shared(4096) });
@@ -518,7 +518,7 @@ mod tests {
 
     /// It is older than all waiting requests, whenever its connection is closed.
     #[test]
-    fn who_has_claimed_before_a_connection_closes_waits_for_what_it_has_left() {
+    fn waiting_locks_also_wait_for_writes_of_closed_connections() {
         let (exclusion, _mail) = exclusion(true);
         let (old, granted) = exclusion.claim(shared(0));
         assert!(granted);
@@ -549,7 +549,7 @@ mod tests {
     /// Such an operation may stay for as long as a device hangs, and does not count among fused
     /// commands.
     #[test]
-    fn changes_of_other_stores_are_not_watched_for_what_was_left() {
+    fn writes_left_by_closed_connections_do_not_track_other_devices() {
         let (exclusion, _mail) = exclusion(true);
         let old = exclusion.leave(shared(0));
         let mut changes = 0;

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_is_counted_once_as_if_it_were_alone() {
+    fn batched_commands_are_counted_like_individual_ones() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
         let observer = Arc::<ReactorStats>::default();
         let rows = observer.rows((nqn("disk"), nqn("host"), 1), [1, 2].into_iter());
@@ -241,7 +241,7 @@ mod tests {
 
     /// The key of a closed queue is reused by another one.
     #[test]
-    fn who_comes_after_it_was_forgotten_is_counted_where_he_belongs() {
+    fn a_reused_queue_key_is_counted_in_the_new_row() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
         let observer = Arc::<ReactorStats>::default();
         let before = observer.rows((nqn("disk"), nqn("gone"), 1), [1].into_iter());
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_on_with_a_run_that_has_not_begun() {
+    fn an_empty_batch_is_never_continued() {
         assert!(!CompletionBatch::default().goes_on(BatchKey::default(), &StageTimer::default()));
         assert!(!CompletionBatch::default().goes_on(BatchKey::default(), &clock(0)));
     }

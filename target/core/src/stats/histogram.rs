@@ -80,7 +80,7 @@ mod tests {
     use crate::stats::histogram::*;
 
     #[test]
-    fn buckets_follow_each_other_without_gaps_and_hold_what_their_bounds_say() {
+    fn histogram_buckets_are_contiguous_and_match_their_bounds() {
         let mut below = 0;
         for at in 0..BUCKETS - 1 {
             let bound = bound_ns(at).unwrap();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_takes_in_another() {
+    fn histograms_can_be_merged() {
         let (one, two) = (Histogram::default(), Histogram::default());
         one.count(5_000, 1);
         two.count(5_000, 1);

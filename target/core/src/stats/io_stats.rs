@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_comes_again_counts_on() {
+    fn counters_continue_when_a_host_reconnects() {
         let mut book = StatsTable::default();
         for id in 1..=3 {
             let rows =
@@ -417,7 +417,7 @@ mod tests {
 
     /// Anybody may make up names. The table does not grow, and no count is lost.
     #[test]
-    fn rows_are_bounded_and_what_is_folded_is_kept() {
+    fn rows_are_bounded_and_folded_counts_are_preserved() {
         let mut book = StatsTable::default();
         let kept = book.rows(&Arc::default(), (nqn("disk"), nqn("stays"), 1), 1..=1);
         for n in 0..MOST_ROWS * 2 {
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_row_is_counted_with_the_others() {
+    fn commands_without_a_row_are_counted_in_the_shared_row() {
         let mut book = StatsTable::default();
         let most = MOST_ROWS as u32;
         let all = book.rows(&Arc::default(), (nqn("disk"), nqn("host"), 1), 1..=most + 5);
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn further_controllers_of_a_host_share_its_row_rather_than_take_those_of_hosts() {
+    fn additional_controllers_of_a_host_share_one_row() {
         let mut book = StatsTable::default();
         let rows = |book: &mut StatsTable, id| {
             book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1)

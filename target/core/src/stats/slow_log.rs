@@ -67,7 +67,7 @@ mod tests {
     use crate::stats::slow_log::*;
 
     #[test]
-    fn the_last_ones_are_kept_in_memory_that_does_not_grow() {
+    fn the_latest_slow_commands_are_retained_in_bounded_memory() {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
         let mut recorder = SlowLog::default();
         let room = recorder.last.capacity();

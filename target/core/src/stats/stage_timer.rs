@@ -179,7 +179,7 @@ mod tests {
     use crate::stats::stage_timer::*;
 
     #[test]
-    fn stages_have_the_numbers_of_their_order() {
+    fn stage_numbers_follow_their_order_and_names_are_unique() {
         for (at, stage) in Stage::ALL.iter().enumerate() {
             assert_eq!(*stage as usize, at);
             assert!(Stage::ALL[..at].iter().all(|other| other.name() != stage.name()));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_spends_its_time_where_it_is() {
+    fn the_time_of_a_write_is_split_among_its_stages() {
         let mut clock = started(5, 10);
         clock.enter(Stage::Pull, 10);
         assert_eq!(clock.stage(), Stage::Pull);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_slot_had_before_is_forgotten() {
+    fn a_reused_slot_starts_with_cleared_stage_times() {
         let mut clock = started(0, 0);
         clock.enter(Stage::Push, 7);
         clock.enter(Stage::Pull, 9);
@@ -219,7 +219,7 @@ mod tests {
     proptest! {
         /// Against a clock that adds up what is spent at every step.
         #[test]
-        fn every_moment_is_spent_in_the_stage_of_then(
+        fn elapsed_time_is_counted_in_the_current_stage(
             came in 0..1u64 << 62,
             steps in prop::collection::vec((0..Stage::ALL.len(), 0..1u64 << 40), 0..20),
             end in 0..1u64 << 40,
@@ -239,7 +239,7 @@ mod tests {
         }
 
         #[test]
-        fn stages_add_up_to_the_total_whatever_happens(
+        fn stage_times_add_up_to_the_total_even_if_time_moves_backwards(
             came in 0..1u64 << 62,
             steps in prop::collection::vec((0..Stage::ALL.len(), 0..1u64 << 40, any::<bool>()), 0..20),
         ) {

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_has_its_status_and_none_forbids_to_try_again() {
+    fn each_ana_state_has_its_status_without_dnr() {
         let table = [
             (AnaState::OPTIMIZED, None),
             (AnaState::NON_OPTIMIZED, None),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_counted_and_told_where_no_other_event_tells_them() {
+    fn ana_changes_are_counted_and_reported_unless_another_event_does() {
         let (mut subsystem, mut states) = (split(), AnaStates::default());
         let mut log = AnaLog::new(&subsystem, states);
         let counts = |log: &AnaLog| {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_printed_for_people() {
+    fn ana_states_are_formatted_as_text() {
         let mut states = AnaStates::default();
         assert_eq!(states.to_string(), "");
         states.set(2, AnaState::INACCESSIBLE);

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_outlast_the_daemon_until_they_are_mended() {
+    fn marks_survive_restarts_until_cleared() {
         let store = MemorySections::default();
         let marks = made(&store);
         assert!(marks.is_empty());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_marked_after_a_write_has_begun_outlasts_it() {
+    fn blocks_marked_after_the_start_of_a_write_stay_marked() {
         let store = MemorySections::default();
         let marks = made(&store);
         marks.change(&mark(0, 16384)).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_marks_and_what_is_refused_changes_nothing() {
+    fn marks_are_bounded_and_refused_changes_have_no_effect() {
         let store = MemorySections::default();
         let marks = made(&store);
         let most_bytes = 8192;
@@ -329,7 +329,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_what_a_list_of_bytes_says(
+        fn ranges_match_a_per_byte_model(
             steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24, 0u64..8), 0..40),
             at in 0u64..80, len in 0u64..80
         ) {

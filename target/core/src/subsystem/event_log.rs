@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_newest_first_and_outlast_the_daemon() {
+    fn events_are_reported_newest_first_and_survive_restarts() {
         let (history, woken) = opened(None);
         history.note(reset(NO_CONTROLLER), &power(1000));
         history
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timestamp_change_is_saved_with_the_next_event_and_wakes_nobody() {
+    fn a_timestamp_change_is_saved_without_a_wakeup() {
         let (history, woken) = opened(None);
         let change = TimestampChange { previous: Timestamp::new(77), since_reset_ms: 5 };
         history.note(PersistentEvent::TimestampChange(9, change), &power(1));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn no_kind_pushes_out_another_and_the_log_is_bounded() {
+    fn event_types_do_not_evict_each_other_and_the_log_is_bounded() {
         let (history, _woken) = opened(None);
         history.note(reset(NO_CONTROLLER), &power(1));
         let start = FormatStart { nsid: 1, fna: 8, cdw10: 0 };

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn something_is_left_until_all_is_done() {
+    fn the_remaining_percentage_of_a_format_is_never_zero() {
         let progress = Progress::none();
         for (done, of, left) in
             [(0, 1000, 100), (1, 1000, 100), (990, 1000, 1), (1000, 1000, 1), (0, 0, 1)]
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_stopped_it_can_wait_for_the_end_of_the_erasing() {
+    fn wait_until_idle_returns_after_a_stopped_erase_ends() {
         let progress = Progress::none();
         let (at_once, patience) = (Duration::ZERO, Duration::from_secs(600));
         assert!(progress.wait_until_idle(at_once), "nobody has begun");
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_outlasts_the_daemon_and_one_host_formats_at_a_time() {
+    fn a_block_size_survives_restarts_and_formats_exclude_each_other() {
         let store = MemorySections::default();
         let format = made(&store);
         assert_eq!((format.block_size_bytes(), format.told(4096)), (None, None));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_not_so() {
+    fn an_unpersisted_block_size_change_is_not_applied() {
         let store = MemorySections::default();
         let format = made(&store);
         store.fail(true);

@@ -65,7 +65,7 @@ mod tests {
     use crate::subsystem::listener::*;
 
     #[test]
-    fn the_closest_listener_is_the_one_that_a_host_came_through() {
+    fn the_most_specific_listener_of_an_address_is_selected() {
         let listener = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
         let all = ["0.0.0.0:4421", "192.0.2.1:4420", "[::]:4422", "192.0.2.9:4422"].map(listener);
         let of = |local: &str| {

@@ -346,7 +346,7 @@ mod tests {
     use crate::subsystem::*;
 
     #[test]
-    fn namespaces_are_found_by_id_and_nothing_else_is() {
+    fn only_existing_namespace_ids_are_found() {
         let subsystem = sample();
         for nsid in [1, 2, 7] {
             assert_eq!(subsystem.namespace(nsid).unwrap().nsid, nsid);

@@ -145,7 +145,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_does_not_own_a_namespace_any_more_sends_hosts_to_another_path() {
+    fn persistence_failures_of_a_former_owner_return_ana_inaccessible() {
         let other_causes = [
             io::ErrorKind::PermissionDenied.into(),
             io::Error::from_raw_os_error(28),

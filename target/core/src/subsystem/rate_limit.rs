@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_read_once_for_limiters_that_began_together_and_for_no_others() {
+    fn limiters_with_a_common_start_share_one_clock_reading() {
         let (now, ms) = (Instant::now(), Duration::from_millis(1));
         let began = |at: &[Instant]| -> Vec<_> {
             at.iter().map(|at| Arc::new(Limiter::new(limit(1000, 0), *at))).collect()
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_booked_by_the_next() {
+    fn refunded_capacity_is_available_to_the_next_command() {
         let now = Instant::now();
         let both = Limit { iops: Some(1000), bandwidth: Some(1 << 20), burst_ms: 0 };
         let limiter = Limiter::new(both, now);
@@ -339,7 +339,7 @@ mod tests {
     proptest! {
         /// Rounding costs a nanosecond for each 4 GiB or operations, at most, and gains none.
         #[test]
-        fn times_are_those_of_the_rate_rounded_up(rate: u64, amount in 0..1u64 << 40) {
+        fn booked_times_match_the_rate_rounded_up(rate: u64, amount in 0..1u64 << 40) {
             let exact = u128::from(amount) * u128::from(SECOND_NS);
             let exact = exact.div_ceil(u128::from(rate.max(1)));
             let takes = u128::from(UnitTime::of(rate).takes_ns(amount));
@@ -351,7 +351,7 @@ mod tests {
 
         /// In no interval begins more than the rate and the burst allow.
         #[test]
-        fn no_stretch_of_time_has_more_than_its_rate_and_the_burst(
+        fn no_interval_exceeds_its_rate_and_burst(
             rate in 1u64..5_000_000, burst_ms in 0u32..50,
             asks in prop::collection::vec((0u64..2_000_000, 1u64..100_000), 1..200)
         ) {

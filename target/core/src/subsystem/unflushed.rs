@@ -102,7 +102,7 @@ mod tests {
     use crate::subsystem::unflushed::*;
 
     #[test]
-    fn who_has_written_and_not_flushed_is_told_once_after_a_trust() {
+    fn hosts_with_unflushed_writes_get_one_flush_failure_after_a_trust() {
         let host = Unflushed::default();
         host.note_write(1);
         host.on_trust(1);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_flushed_or_was_told_is_not_told_again() {
+    fn a_trust_fails_no_flush_of_hosts_that_flushed_or_saw_the_failure() {
         let host = Unflushed::default();
         host.note_write(1);
         assert!(host.begin_flush(1), "well");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_is_given_up_has_told_nothing() {
+    fn an_abandoned_flush_does_not_count_as_a_reported_failure() {
         let host = Unflushed::default();
         host.note_write(1);
         assert!(host.begin_flush(1));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_whom_nothing_is_known_is_told() {
+    fn a_host_with_unknown_write_state_gets_a_flush_failure() {
         let host = Unflushed::default();
         host.presume_written(1);
         host.on_trust(1);

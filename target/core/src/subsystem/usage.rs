@@ -270,7 +270,7 @@ mod tests {
 
     /// Each in a table of its own: nothing that one counts is overwritten by another.
     #[test]
-    fn nothing_is_lost_when_reactors_count_the_same_namespaces_while_some_are_added() {
+    fn concurrent_reactors_lose_no_counts_while_namespaces_are_added() {
         const ROUNDS: u32 = 1000;
         let usage = Usage::default();
         thread::scope(|scope| {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_time_counts_each_grain_once_whoever_notes_it() {
+    fn busy_time_counts_each_interval_once() {
         let usage = Usage::default();
         let start = Instant::now();
         for ms in [0, 10, 249, 250, 250, 499, 1000, 1010] {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_the_valid_ids_and_gives_each_once() {
+    fn a_namespace_id_set_yields_each_valid_id_once() {
         let mut set = NsidSet::default();
         for nsid in [1, 64, 63, MAX_NSID, 1, 0, u32::MAX] {
             set.insert(nsid);

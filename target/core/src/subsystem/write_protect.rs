@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn states_change_as_the_documents_say_and_outlast_what_they_should() {
+    fn write_protect_states_change_and_survive_restarts_as_specified() {
         let refused = Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
         for from in STATES {
             for to in STATES {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_are_none_are_refused() {
+    fn unknown_write_protect_states_are_refused() {
         let store = MemorySections::default();
         let protection = made(&store);
         for state in 4..8 {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_erased_is_not_protected_and_what_is_protected_is_not_erased() {
+    fn erasing_and_write_protection_exclude_each_other() {
         let store = MemorySections::default();
         let protection = made(&store);
         let held = protection.hold().unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_not_so() {
+    fn an_unpersisted_write_protect_state_is_not_applied() {
         let store = MemorySections::default();
         let protection = made(&store);
         store.fail(true);

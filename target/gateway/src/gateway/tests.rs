@@ -125,7 +125,7 @@ fn a_slot_belongs_to_one_name() {
 }
 
 #[test]
-fn a_gateway_that_declares_something_else_joins_no_live_member() {
+fn a_gateway_with_a_different_configuration_joins_no_live_member() {
     let (mut group, mut first, mut other) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "e"));
     group.pass(20, &mut [&mut first, &mut other]);
@@ -137,7 +137,7 @@ fn a_gateway_that_declares_something_else_joins_no_live_member() {
 }
 
 #[test]
-fn an_administrator_excludes_a_gateway_that_still_beats() {
+fn an_administrator_can_exclude_a_gateway_with_a_live_heartbeat() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
     group.pass(2, &mut [&mut first, &mut second]);
@@ -153,7 +153,7 @@ fn an_administrator_excludes_a_gateway_that_still_beats() {
 }
 
 #[test]
-fn a_leaving_gateway_gives_its_groups_and_no_clock_is_waited_for() {
+fn a_leaving_gateway_releases_its_groups_without_a_timeout() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
     group.pass(1, &mut [&mut first]);
@@ -167,7 +167,7 @@ fn a_leaving_gateway_gives_its_groups_and_no_clock_is_waited_for() {
 }
 
 #[test]
-fn an_edited_record_ends_the_service() {
+fn a_gateway_rejoins_after_an_edit_of_a_group_record() {
     let (mut group, mut only) = (Group::default(), gateway(0, "a", "d"));
     group.pass(2, &mut [&mut only]);
     group.omap.remove(&Key::Group(1));
@@ -204,7 +204,7 @@ fn a_heartbeat_between_the_read_and_the_update_prevents_the_exclusion() {
 }
 
 #[test]
-fn after_an_outage_of_the_cluster_nobody_is_suspected_for_it() {
+fn no_gateway_is_suspected_after_a_cluster_outage() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
     group.pass(1, &mut [&mut first]);
@@ -217,7 +217,7 @@ fn after_an_outage_of_the_cluster_nobody_is_suspected_for_it() {
 }
 
 #[test]
-fn peers_are_those_whose_heartbeats_change_and_nothing_is_known_without_own_ones() {
+fn peers_are_known_only_with_current_heartbeats_of_both_sides() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
     let names = |gateway: &Gateway| {
@@ -244,7 +244,7 @@ fn peers_are_those_whose_heartbeats_change_and_nothing_is_known_without_own_ones
 }
 
 #[test]
-fn a_group_that_a_reload_adds_is_served_and_one_that_it_removes_is_given() {
+fn groups_added_by_a_reload_are_served_and_removed_ones_released() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
     group.pass(1, &mut [&mut first, &mut second]);
@@ -272,7 +272,7 @@ fn a_group_that_a_reload_adds_is_served_and_one_that_it_removes_is_given() {
 }
 
 #[test]
-fn a_member_record_whose_update_was_reported_as_failed_is_the_own_one() {
+fn a_gateway_recognizes_its_own_member_record_after_a_failed_update() {
     let (mut group, mut only) = (Group::default(), gateway(0, "a", "d"));
     group.pass(1, &mut [&mut only]);
     group.forgets = true;
@@ -294,7 +294,7 @@ fn applied(version: u64, refused: Option<u64>) -> Event {
 }
 
 #[test]
-fn a_gateway_joins_when_it_has_applied_or_refused_the_shared_version_of_the_group() {
+fn a_gateway_joins_after_applying_or_refusing_the_shared_version() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "e"));
     group.event(&mut first, applied(0, None));
@@ -330,7 +330,7 @@ fn with_shared_configuration() -> (Group, Gateway, Gateway) {
 
 /// By its own version it may serve namespaces that were replaced, to hosts that were removed.
 #[test]
-fn a_gateway_that_lacks_the_shared_version_of_the_group_takes_no_groups_of_others() {
+fn a_gateway_lacking_the_shared_version_takes_over_no_groups() {
     let (mut group, mut first, mut second) = with_shared_configuration();
     group.omap.insert(Key::Version, "1 5 digest a 7".to_owned());
     group.event(&mut second, applied(0, Some(5)));
@@ -351,7 +351,7 @@ fn a_gateway_that_lacks_the_shared_version_of_the_group_takes_no_groups_of_other
 }
 
 #[test]
-fn a_gateway_that_ends_gives_its_groups_to_none_that_lacks_the_shared_version() {
+fn a_leaving_gateway_passes_no_groups_to_an_outdated_gateway() {
     let (mut group, mut first, mut second) = with_shared_configuration();
     group.omap.insert(Key::Version, "1 5 digest a 7".to_owned());
     group.event(&mut first, applied(5, None));
@@ -365,7 +365,7 @@ fn a_gateway_that_ends_gives_its_groups_to_none_that_lacks_the_shared_version() 
 }
 
 #[test]
-fn a_gateway_without_the_shared_configuration_is_no_lagging_one() {
+fn a_gateway_without_shared_configuration_is_not_outdated() {
     let (mut group, mut first, mut other) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "e"));
     group.event(&mut first, applied(3, None));
@@ -404,7 +404,7 @@ fn any_gateway_moves_groups_one_after_the_other() {
 }
 
 #[test]
-fn a_move_to_a_gateway_that_ends_is_given_up_with_those_after_it() {
+fn an_impossible_move_is_cancelled_with_later_moves() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
     group.pass(1, &mut [&mut first]);
@@ -419,7 +419,7 @@ fn a_move_to_a_gateway_that_ends_is_given_up_with_those_after_it() {
 }
 
 #[test]
-fn each_gateway_says_which_hosts_have_keys_there_also_after_a_reload() {
+fn each_gateway_publishes_its_hosts_with_keys_also_after_a_reload() {
     let (mut group, mut first) = (Group::default(), gateway(0, "a", "d"));
     let with = |names: &[&str]| Declaration {
         keyed: KeyedHosts(names.iter().map(|name| (*name).to_owned()).collect()),

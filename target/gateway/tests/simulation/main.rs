@@ -43,7 +43,7 @@ fn run(seed: u64, bug: Option<SeededBug>) -> Summary {
 
 /// `SEEDS=100000` for more, `SEED=7` for one.
 #[test]
-fn one_gateway_at_a_time_writes_and_each_group_is_served_again() {
+fn only_a_single_gateway_writes_and_each_group_is_served_again() {
     let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u64>().ok();
     if let Some(seed) = number("SEED") {
         println!("{:?}", run(seed, None));

@@ -178,7 +178,7 @@ mod tests {
     use crate::client::*;
 
     #[test]
-    fn a_refusal_is_told_in_the_words_of_the_daemon() {
+    fn daemon_errors_are_reported_with_detail_and_remedy() {
         let problem = |detail: &str, remedy: &str| {
             let (title, detail, remedy) = (String::new(), detail.to_owned(), remedy.to_owned());
             serde_json::to_vec(&Problem { title, status: 404, detail, remedy }).unwrap()

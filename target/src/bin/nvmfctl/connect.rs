@@ -126,7 +126,7 @@ mod tests {
     use crate::connect::*;
 
     #[test]
-    fn lines_are_what_nvme_cli_takes() {
+    fn connect_lines_are_valid_nvme_cli_commands() {
         let at: SocketAddr = "192.0.2.1:4420".parse().unwrap();
         let line = connect(at, "nqn.2026-11.io.nvmfd:a b'c", Some("nqn.h"), true);
         let says = "nvme connect -t rdma -a 192.0.2.1 -s 4420 -n 'nqn.2026-11.io.nvmfd:a b'\\''c' \
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_every_address_of_its_family() {
+    fn a_wildcard_listener_expands_to_all_addresses_that_it_covers() {
         let own: Vec<IpAddr> = ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse().unwrap()).into();
         let of = |text: &str| reachable(text.parse().unwrap(), &own).len();
         assert_eq!((of("0.0.0.0:1"), of("[::]:1"), of("198.51.100.1:1")), (1, 2, 1));

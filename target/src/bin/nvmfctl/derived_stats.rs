@@ -279,7 +279,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_the_time_between() {
+    fn rates_are_computed_over_the_interval_between_snapshots() {
         let all = rates(&stats());
         assert_eq!(all.len(), 3);
         assert_eq!((all[0].op.as_str(), all[0].iops), ("read", 30_000.0), "the busiest first");

@@ -126,7 +126,7 @@ mod tests {
     use crate::output::*;
 
     #[test]
-    fn durations_are_as_people_say_them() {
+    fn durations_are_formatted_with_at_most_two_units() {
         for (seconds, says) in
             [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3660, "1 h 1 min"), (90_000, "1 d 1 h")]
         {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_rows_is_a_sentence() {
+    fn a_table_without_rows_prints_a_message() {
         assert_eq!(table(["A"], [], "nothing"), "nothing");
         let text = table(["A", "B"], [["1".into(), "2".into()]], "nothing");
         let words: Vec<&str> = text.split_whitespace().collect();

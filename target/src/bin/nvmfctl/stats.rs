@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_say_who_does_how_much_and_where_it_takes_how_long() {
+    fn stats_tables_show_rates_by_host_and_time_shares_by_stage() {
         let all = rates(&stats());
         let text = rate_table(&all);
         let busy = text.lines().nth(1).unwrap();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_is_told_with_its_host_and_its_rate_since_it_connected() {
+    fn controller_table_shows_host_and_rate_since_connect() {
         let text = controller_table(&by_controller(&stats()));
         let line = text.lines().nth(1).unwrap();
         let words = ["7", "192.0.2.9", "nqn.2026-11.host:busy", "read", "10000", "20.0k", "100 us"];
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_command_is_told_with_its_time_and_place() {
+    fn slow_command_table_shows_time_and_stages() {
         let slow = SlowCommand {
             at_ms: 1_795_270_000_123,
             command: identity(1, 2),

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitoring_system_sees_what_is_not_served() {
+    fn status_check_reports_degraded_states_with_exit_codes() {
         let fine = "OK - serving 1 subsystem, 2 namespaces | controllers=3";
         assert_eq!(check(&status()), (fine.to_owned(), 0));
         let errors = vec!["line 1: no".to_owned()];

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_once_has_every_row_and_no_empty_lines_for_more() {
+    fn output_printed_once_has_every_row_and_no_blank_padding() {
         let mut since = stats();
         let first = since.rows[0].clone();
         since.rows.extend((0..60).map(|i| {

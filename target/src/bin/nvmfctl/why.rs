@@ -100,7 +100,7 @@ mod tests {
     use crate::why::*;
 
     #[test]
-    fn a_gateway_says_who_owns_what_it_does_not_serve_since_when_and_what_is_pending() {
+    fn standby_gateway_reports_owner_and_pending_state_of_ana_groups() {
         let ana_group = |id, owner: Option<&str>, pending: Option<&str>| GatewayAnaGroup {
             id,
             owner: owner.map(str::to_owned),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_person_reads_who_when_why_and_what_to_do() {
+    fn disconnect_records_are_printed_with_host_time_cause_and_remedy() {
         let why = Why {
             number: 7,
             cause: "host-not-allowed".to_owned(),

@@ -36,7 +36,7 @@ fn load(directory: &TempDir) -> Result<Config, String> {
 }
 
 #[test]
-fn what_all_files_say_is_taken_together_in_the_order_of_their_names() {
+fn configuration_files_are_merged_in_order_of_their_names() {
     let other = DISK.replace(":a", ":b");
     let directory = stage(&[
         ("nvmfd.toml", MAIN),
@@ -61,7 +61,7 @@ fn what_all_files_say_is_taken_together_in_the_order_of_their_names() {
 }
 
 #[test]
-fn the_directory_can_be_named_and_must_then_be_there() {
+fn a_configured_include_directory_must_exist() {
     let main = format!("include = \"more/disks\"\n{MAIN}");
     let directory =
         stage(&[("nvmfd.toml", &main), ("more/disks/a.toml", DISK), ("conf.d/x.toml", "?")]);
@@ -87,7 +87,7 @@ fn the_directory_can_be_named_and_must_then_be_there() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
+fn errors_name_their_file_and_that_of_the_earlier_definition() {
     let twice = |more: &str, says: &[&str]| {
         let main = format!("{MAIN}{DISK}");
         let directory =
@@ -142,7 +142,7 @@ fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
 }
 
 #[test]
-fn what_cannot_be_read_is_a_mistake_and_what_everybody_may_write_a_warning() {
+fn unreadable_files_are_errors_and_world_writable_ones_warnings() {
     let directory = stage(&[("nvmfd.toml", MAIN), ("conf.d/a.toml", DISK)]);
     let file = directory.path().join("conf.d/a.toml");
     let sources = || ConfigFiles::read(&directory.path().join("nvmfd.toml")).unwrap();

@@ -5,7 +5,7 @@ use crate::config::*;
 use crate::core::subsystem::{DuplicateHosts, Referral};
 
 #[test]
-fn who_must_prove_what_is_read_with_its_rules() {
+fn authentication_keys_and_policies_are_parsed() {
     let config = Config::parse(LEAST).unwrap();
     assert_eq!(config.authentication, AuthenticationConfig::default());
     assert!(!config.to_string().contains("authentication"));
@@ -55,7 +55,7 @@ authenticate = false
 }
 
 #[test]
-fn mistakes_about_authentication_are_told() {
+fn invalid_authentication_settings_are_reported() {
     let says = |more: &str| mistakes(&format!("{LEAST}\n{more}")).join("\n");
     let hashes = says("[authentication]\nhashes = [\"md5\", \"sha256\", \"sha256\"]");
     assert!(hashes.contains("lists \"md5\"") && hashes.contains("twice"), "{hashes}");
@@ -73,7 +73,7 @@ fn mistakes_about_authentication_are_told() {
 }
 
 #[test]
-fn where_and_to_whom_things_are_offered_is_read() {
+fn discovery_and_access_settings_are_parsed() {
     let text = r#"
 [discovery]
 nqn = "nqn.2026-11.io.nvmfd:discovery"
@@ -155,7 +155,7 @@ hosts = ["nqn.2026-11.host:a"]
 }
 
 #[test]
-fn mistakes_about_what_is_offered_are_told() {
+fn invalid_discovery_and_access_settings_are_reported() {
     let says = |from: &str, to: &str| mistakes(&LEAST.replace(from, to)).join("\n");
     let with = |more: &str| says("allow_any_host = true\n", &format!("{more}\n"));
     assert!(with("listeners = [2]").contains("there is no listener 2"));

@@ -138,7 +138,7 @@ fn get(socket: &Path, path: &str) -> (u16, Value) {
 }
 
 #[test]
-fn every_path_is_described_and_answers_as_its_schema_says() {
+fn every_api_path_is_documented_and_conforms_to_its_schema() {
     stage("").visit(|socket| {
         let (status, document) = get(socket, "/v1/openapi.json");
         assert_eq!(status, 200);
@@ -212,7 +212,7 @@ fn every_variant_of_a_change_and_of_an_event_has_a_schema_with_a_name() {
 
 /// The served state may differ from the configured one.
 #[test]
-fn who_is_not_there_is_told_to_lists_and_metrics() {
+fn degraded_and_missing_objects_are_reported_in_lists_and_metrics() {
     let directory = tempfile::tempdir().unwrap();
     let more = format!(
         "[[listener]]\naddress = \"127.0.0.2\"\n[[subsystem]]\nnqn = \
@@ -321,7 +321,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
 }
 
 #[test]
-fn what_a_host_formats_is_not_protected_meanwhile() {
+fn write_protection_is_refused_during_a_format() {
     let stage = stage("");
     let stores = DeviceTable::default().next(&stage.config.subsystems).unwrap();
     let mut subsystem = stores.subsystem(&stage.config.subsystems[0], Arc::default());
@@ -347,7 +347,7 @@ fn what_a_host_formats_is_not_protected_meanwhile() {
 }
 
 #[test]
-fn the_judge_of_schemas_sees_what_is_wrong() {
+fn the_schema_checker_detects_violations() {
     let (_, document) = routes(Access::Changing);
     let document = serde_json::to_value(document).unwrap();
     let schema = &document["components"]["schemas"]["Problem"];
@@ -417,7 +417,7 @@ fn check(document: &Value, schema: &Value, value: &Value, place: &str) {
 }
 
 #[test]
-fn what_is_configured_is_what_is_told() {
+fn configured_objects_are_reported_by_the_api() {
     stage("").visit(|socket| {
         let (_, subsystems) = get(socket, "/v1/subsystems");
         let namespaces = subsystems[0]["namespaces"].as_array().unwrap();
@@ -456,7 +456,7 @@ fn a_plan_has_what_a_reload_would_change_or_the_errors_of_the_files() {
 }
 
 #[test]
-fn memory_is_the_formula() {
+fn memory_report_matches_the_formula() {
     stage("").visit(|socket| {
         let (_, memory) = get(socket, "/v1/memory");
         let sections = memory["pool"].as_array().unwrap();
@@ -473,7 +473,7 @@ fn memory_is_the_formula() {
 }
 
 #[test]
-fn a_socket_has_its_permissions_and_one_owner() {
+fn the_socket_has_its_configured_mode_and_a_single_server() {
     let first = stage("mode = \"0600\"\n");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
@@ -499,7 +499,7 @@ fn a_socket_has_its_permissions_and_one_owner() {
 }
 
 #[test]
-fn a_group_that_cannot_be_given_lets_no_other_group_in() {
+fn the_socket_is_restricted_if_its_group_cannot_be_set() {
     use std::os::unix::fs::MetadataExt;
 
     let stage = stage("group = \"root\"\nmode = \"0660\"\n");
@@ -515,7 +515,7 @@ fn a_group_that_cannot_be_given_lets_no_other_group_in() {
 }
 
 #[test]
-fn more_visitors_than_there_is_room_for_wait() {
+fn excess_connections_wait_for_a_free_slot() {
     stage("").visit(|socket| {
         let idle: Vec<_> = (0..40).map(|_| UnixStream::connect(socket).unwrap()).collect();
         drop(idle);
@@ -524,7 +524,7 @@ fn more_visitors_than_there_is_room_for_wait() {
 }
 
 #[test]
-fn why_a_host_was_refused_is_told_of_all_and_of_one() {
+fn disconnect_causes_are_listed_for_all_hosts_or_a_given_one() {
     use crate::core::diag::cause::{Cause, DisconnectRecord};
     let stage = stage("");
     let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
@@ -551,7 +551,7 @@ fn why_a_host_was_refused_is_told_of_all_and_of_one() {
 }
 
 #[test]
-fn probes_and_metrics_answer_as_their_clients_ask() {
+fn probes_answer_and_metrics_honour_the_accept_header() {
     stage("").visit(|socket| {
         for path in ["/healthz", "/readyz"] {
             let answer = text(socket, path);
@@ -568,7 +568,7 @@ fn probes_and_metrics_answer_as_their_clients_ask() {
 }
 
 #[test]
-fn entity_tags_of_a_precondition_are_read_as_http_says() {
+fn if_match_entity_tags_are_parsed_as_http_specifies() {
     let of = |fields: &[&str]| {
         let mut headers = axum::http::HeaderMap::new();
         for field in fields {

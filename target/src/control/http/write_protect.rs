@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_for_good_fails_every_flush_from_then_on() {
+    fn a_failed_sync_fails_every_later_flush() {
         let directory = crate::blockdev::testing::directory();
         let backing = open(&directory.path().join("disk.img"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_before_is_synchronised() {
+    fn make_durable_synchronises_earlier_writes() {
         let directory = crate::blockdev::testing::directory();
         let backing = open(&directory.path().join("disk.img"));
         let (written, calls) =

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_stands_still_stops_nobody_and_hears_how_much_it_has_missed() {
+    fn a_stalled_journal_blocks_no_logging_and_lost_lines_are_reported() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         static SERVING: AtomicBool = AtomicBool::new(true);

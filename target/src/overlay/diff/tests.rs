@@ -217,7 +217,7 @@ fn compare_each(keys: &str) {
 }
 
 #[test]
-fn each_key_that_is_changed_has_a_line() {
+fn the_diff_has_a_line_for_each_changed_key() {
     [EVERY_KEY, GROUP_KEYS].into_iter().for_each(compare_each);
     // No key is missing.
     let mut written: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -251,7 +251,7 @@ fn is_a_section(title: &str, key: &str) -> bool {
 }
 
 #[test]
-fn lines_say_what_was_and_what_is() {
+fn diff_lines_show_the_old_and_the_new_value() {
     let base = Config::parse(&written(EVERY_KEY, None)).unwrap();
     let said = |from: &str, to: &str| {
         let text = written(EVERY_KEY, None);

@@ -27,7 +27,7 @@ fn names(declared: &EffectiveConfig) -> Vec<&str> {
 }
 
 #[test]
-fn all_files_are_replaced_and_saved_as_one() {
+fn all_files_are_replaced_and_saved_atomically() {
     let (directory, declared, _) = stage_three();
     let text = Some(declared.sources.main.text.replace("nsid = 1", "nsid = 9"));
     let change = Change::Replace { text, files: Some(other(&declared)) };
@@ -43,7 +43,7 @@ fn all_files_are_replaced_and_saved_as_one() {
 }
 
 #[test]
-fn of_a_file_that_is_a_link_only_the_link_goes() {
+fn removing_a_symlinked_file_removes_only_the_symlink() {
     let (directory, declared, files) = stage_three();
     let (link, text) = &files[1];
     let target = directory.path().join("conf.avail/c.toml");
@@ -64,7 +64,7 @@ fn of_a_file_that_is_a_link_only_the_link_goes() {
 }
 
 #[test]
-fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
+fn a_failed_save_is_complete_or_undone_and_reports_which() {
     let (directory, declared, files) = stage_three();
     let change = Change::Replace { text: None, files: Some(other(&declared)) };
     let next = declared.with(&[change], AT).unwrap();
@@ -101,7 +101,7 @@ fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
 }
 
 #[test]
-fn what_the_files_say_already_is_no_change() {
+fn a_replacement_equal_to_the_files_leaves_no_change() {
     let (directory, declared, _) = stage_three();
     let next = declared.with(&[add(2, "2GiB")], AT).unwrap();
     next.keep().unwrap();
@@ -114,7 +114,7 @@ fn what_the_files_say_already_is_no_change() {
 }
 
 #[test]
-fn the_first_files_of_a_directory_make_it() {
+fn adding_the_first_included_file_creates_its_directory() {
     let (directory, declared) = stage(TEXT);
     let more = [("c.toml".to_owned(), MORE.to_owned())].into();
     let main = declared.sources.main.text.replace("nsid = 1", "nsid = 9");
@@ -131,7 +131,7 @@ fn the_first_files_of_a_directory_make_it() {
 }
 
 #[test]
-fn who_may_read_the_configuration_may_read_the_directory_that_is_made() {
+fn a_created_directory_is_readable_by_readers_of_its_parent() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     // No umask results in all of these.
     for (mode, made) in [(0o750, 0o750), (0o775, 0o775), (0o1777, 0o775)] {
@@ -151,7 +151,7 @@ fn who_may_read_the_configuration_may_read_the_directory_that_is_made() {
 }
 
 #[test]
-fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
+fn changes_in_retained_files_survive_the_replacement_of_others() {
     let (directory, declared) = stage_more();
     let null = settings(json!({"kind": "null", "size": "1MiB"}));
     let theirs = Change::AddNamespace { subsystem: C.to_owned(), nsid: 1, settings: null };
@@ -175,7 +175,7 @@ fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
 }
 
 #[test]
-fn files_that_replace_others_yield_to_what_is_written_later() {
+fn a_file_replacement_is_set_aside_after_a_manual_edit() {
     let (directory, declared, files) = stage_three();
     let change = Change::Replace { text: None, files: Some(other(&declared)) };
     let next = declared.with(std::slice::from_ref(&change), AT).unwrap();
@@ -193,7 +193,7 @@ fn files_that_replace_others_yield_to_what_is_written_later() {
 }
 
 #[test]
-fn only_names_that_are_read_are_taken() {
+fn only_names_of_includable_files_are_accepted() {
     let (_directory, declared, _) = stage_three();
     for name in ["a", "a.txt", ".a.toml", "../a.toml", "b/a.toml", "/a.toml", "a\0.toml"] {
         let files = Some([(name.to_owned(), String::new())].into());

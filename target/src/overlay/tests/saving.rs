@@ -93,7 +93,7 @@ fn save(changed: &EffectiveConfig) -> usize {
 /// The process that is killed: not a test by itself.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn killed_between_two_steps_of_saving() {
+fn child_process_killed_during_a_save() {
     let (directory, steps) = killed_process();
     let declared = EffectiveConfig::load_with(&directory.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
@@ -122,7 +122,7 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
             fs::write(file.as_ref().unwrap(), text).unwrap();
         }
         changed.keep().unwrap();
-        let own = "overlay::tests::saving::killed_between_two_steps_of_saving";
+        let own = "overlay::tests::saving::child_process_killed_during_a_save";
         let (done, killed) = run_killed(own, directory, steps);
         if !killed {
             assert_eq!((done, ConfigFiles::read(changed.file()).unwrap()), (1, new));
@@ -164,7 +164,7 @@ fn a_save_killed_anywhere_has_saved_all_or_nothing() {
 }
 
 #[test]
-fn what_a_person_writes_into_half_saved_files_stays() {
+fn manual_edits_of_half_saved_files_are_preserved() {
     let (directory, declared, files) = stage_three();
     let changed = declared.with(&swapped(), AT).unwrap();
     let commit = || {
@@ -203,7 +203,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
 }
 
 #[test]
-fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
+fn new_files_are_synced_before_the_save_record_and_renamed_after_it() {
     const RECORD: &str = "rename to nvmfd.toml.saving";
     let (directory, declared, _) = stage_three();
     let changed = declared.with(&[add_listener(9, 9)], AT).unwrap();
@@ -226,7 +226,7 @@ fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
 }
 
 #[test]
-fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
+fn a_save_preserves_file_modes_and_writes_all_files_or_none() {
     use std::os::unix::fs::PermissionsExt;
     let (directory, declared, files) = stage_three();
     let changed = declared.with(&swapped(), AT).unwrap();
@@ -254,7 +254,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
 }
 
 #[test]
-fn whatever_was_changed_half_saved_files_say_all_of_it() {
+fn half_saved_files_load_with_all_changes() {
     let (_directory, declared, files) = stage_three();
     let c = || C.to_owned();
     let all = [
@@ -289,7 +289,7 @@ fn whatever_was_changed_half_saved_files_say_all_of_it() {
 }
 
 #[test]
-fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
+fn changes_of_a_listener_follow_it_when_others_are_added() {
     let at = |id: u16, last: u8| format!("127.0.0.{last}:4420 (id {id})");
     let serving = |declared: &EffectiveConfig| -> Vec<String> {
         declared.config().listeners.iter().map(ToString::to_string).collect()
@@ -349,7 +349,7 @@ fn offered(declared: &EffectiveConfig, nqn: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
+fn listeners_of_a_subsystem_stay_the_same_when_others_are_added() {
     let (directory, declared, files) = stage_three();
     let b = "nqn.2026-11.io.nvmfd:new";
     let listed = settings(json!({"listeners": [3], "allow_any_host": true}));
@@ -384,7 +384,7 @@ fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
 }
 
 #[test]
-fn listeners_that_were_changed_at_once_are_the_same_when_others_come() {
+fn swapped_listeners_stay_the_same_when_others_are_added() {
     let (directory, declared, _) = stage_three();
     let next = declared.with(&swapped(), AT).unwrap();
     next.keep().unwrap();
@@ -398,7 +398,7 @@ fn listeners_that_were_changed_at_once_are_the_same_when_others_come() {
 }
 
 #[test]
-fn changes_of_listeners_that_an_older_version_has_kept_can_be_read() {
+fn listener_changes_of_an_older_version_are_read() {
     let (directory, declared, _) = stage_three();
     declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap().keep().unwrap();
     let journal = directory.path().join("changes.json");

@@ -40,7 +40,7 @@ fn whole(text: &str) -> Change {
 }
 
 #[test]
-fn changes_of_subsystems_are_of_the_shared_text_and_those_of_listeners_are_not() {
+fn subsystem_changes_are_shared_and_listener_changes_are_local() {
     let (_directory, declared) = gateway();
     let add = Change::AddSubsystem { nqn: HOST.to_owned(), settings: Settings::new() };
     let next = declared.with(&[image(3), add], (7, None)).unwrap();
@@ -65,7 +65,7 @@ fn changes_of_subsystems_are_of_the_shared_text_and_those_of_listeners_are_not()
 }
 
 #[test]
-fn mistakes_name_the_shared_text_and_what_is_not_shared_is_refused() {
+fn shared_errors_name_the_rados_object_and_local_keys_are_refused() {
     let (_directory, declared) = gateway();
     let place = "rados:rbd/nvmfd.g: ";
     for (text, what) in [
@@ -89,7 +89,7 @@ fn mistakes_name_the_shared_text_and_what_is_not_shared_is_refused() {
 }
 
 #[test]
-fn a_file_with_subsystems_beside_the_shared_text_is_refused() {
+fn local_subsystems_beside_a_shared_configuration_are_refused() {
     let (directory, declared) = gateway();
     write(&directory, &format!("{GROUP}[[subsystem]]\nnqn = {A:?}\n"));
     let said = declared.reload().unwrap_err().to_string();
@@ -102,7 +102,7 @@ fn a_file_with_subsystems_beside_the_shared_text_is_refused() {
 }
 
 #[test]
-fn a_start_has_the_copy_and_a_damaged_one_is_reported_and_not_taken_for_none() {
+fn startup_loads_the_shared_copy_and_reports_a_damaged_one() {
     let (directory, declared) = gateway();
     let version = declared.shared().unwrap().clone();
     declared.prepare_copy(&version).unwrap().persist().unwrap();
@@ -115,7 +115,7 @@ fn a_start_has_the_copy_and_a_damaged_one_is_reported_and_not_taken_for_none() {
 }
 
 #[test]
-fn earlier_changes_of_subsystems_are_not_applied_to_the_shared_text() {
+fn earlier_local_changes_are_not_applied_to_the_shared_configuration() {
     let (directory, declared) =
         stage(&format!("{}[[subsystem]]\nnqn = {A:?}\n", GROUP.replace("shared = true", "")));
     declared.with(&[image(3)], (7, None)).unwrap().keep().unwrap();

@@ -78,7 +78,7 @@ mod tests {
     const GOOD: &str = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
 
     #[test]
-    fn names_that_no_host_will_have_are_told() {
+    fn implausible_host_nqns_are_warned_of() {
         for name in [GOOD, "nqn.2026-11.org.example:host7"] {
             assert_eq!(host(name, false), None, "{name}");
         }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subsystem_that_nobody_may_use_is_a_problem() {
+    fn a_subsystem_without_allowed_hosts_is_a_problem() {
         let with = |who: &str| {
             let text = format!(
                 "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \

@@ -220,7 +220,7 @@ mod tests {
     use crate::platform::doctor::machine::*;
 
     #[test]
-    fn a_ring_that_cannot_be_made_says_who_forbids_it() {
+    fn an_io_uring_failure_is_reported_with_its_remedy() {
         says(&ring(None, Ok(()), IoEngine::Auto), Fine, "can be made");
         let fails = |errno| Err(io::Error::from_raw_os_error(errno));
         for (disabled, errno, remedy) in [
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn locked_memory_is_held_against_what_the_pools_need() {
+    fn the_memlock_limit_is_compared_with_the_pool_size() {
         let need = 64 << 20;
         says(&locked(need, RLIM_INFINITY, false), Fine, "64 MiB");
         says(&locked(need, 0, true), Fine, "64 MiB");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_missed_where_they_are_wanted() {
+    fn a_missing_rdma_device_is_a_problem_if_the_provider_needs_it() {
         let device = |state: &str| vec![("mlx5_0".to_owned(), state.to_owned())];
         says(&rdma(Provider::Verbs, &[], false), Problem, "no RDMA device");
         says(&rdma(Provider::Auto, &[], false), Fine, "soft");
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_is_set_and_kept() {
+    fn an_implausible_or_unsynchronised_clock_is_reported() {
         says(&clock(Duration::ZERO, Some(true)), Problem, "before 2026");
         says(&clock(EARLIEST, Some(false)), Warning, "not synchronised");
         says(&clock(EARLIEST, Some(true)), Fine, "is synchronised");

@@ -216,7 +216,7 @@ mod tests {
     use crate::platform::doctor::network::*;
 
     #[test]
-    fn buffers_are_as_long_as_soft_wants_them() {
+    fn short_socket_buffers_are_warned_of() {
         says(&buffers(Some(4 << 20)), Fine, "4096 KiB");
         says(&buffers(Some(212_992)), Warning, "208 KiB");
         says(&buffers(None), Warning, "cannot be seen");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_nobody_has_is_a_problem() {
+    fn a_listener_address_without_an_interface_is_a_problem() {
         let interfaces = BTreeMap::from([
             ("192.0.2.1".parse().unwrap(), "eth0".to_owned()),
             ("2001:db8::1".parse().unwrap(), "eth0".to_owned()),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_that_speaks_roce_is_warned_of_where_a_socket_listens() {
+    fn a_soft_listener_on_a_roce_adapter_is_warned_of() {
         let sysfs = tempfile::tempdir().unwrap();
         let gids = [
             ("mlx5_0", "0", "IB/RoCE v1", "eth0"),
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn short_packets_are_told() {
+    fn the_roce_mtu_of_an_interface_is_reported() {
         let of = |ip: &str, mtu| length("eth0", ip.parse().unwrap(), mtu).unwrap();
         says(&of("192.0.2.1", 1500), Fine, "1024 bytes");
         says(&of("192.0.2.1", 4160), Fine, "4096 bytes");

@@ -179,7 +179,7 @@ mod tests {
     use crate::platform::doctor::ports::*;
 
     #[test]
-    fn who_has_the_port_is_told() {
+    fn the_holder_of_the_roce_port_is_reported() {
         let at = Some("192.0.2.1:4791".parse().unwrap());
         says(&roce_port(None, None), Fine, "free");
         let process = |name: &str| Some(Holder::Process(77, name.to_owned()));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_of_the_kernel_are_read() {
+    fn the_inode_of_a_socket_is_read_from_proc_net() {
         let head =
             "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n";
         let row = |port, inode| {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_target_at_the_same_place_is_a_problem() {
+    fn nvmet_at_the_same_address_and_port_is_a_problem() {
         let port = |trtype: &str, traddr: &str, trsvcid: &str| {
             vec![(trtype.to_owned(), traddr.to_owned(), trsvcid.to_owned())]
         };
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_read_for_what_they_do_to_the_port() {
+    fn firewall_rules_that_drop_the_roce_port_are_reported() {
         let nft = |text: &str| firewall(Some(text.to_owned()), None);
         let chain = "type filter hook input priority filter; policy";
         says(&nft(""), Fine, "no rule keeps");

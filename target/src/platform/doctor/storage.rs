@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_hangs_is_a_problem_and_the_others_are_told_of() {
+    fn a_hung_path_is_a_problem_and_other_paths_are_examined() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let (good, hanging) = (directory.path().join("good"), directory.path().join("hanging"));
         fs::write(&good, [0; 4096]).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_to_be_made_in_one_directory_are_tried_at_once() {
+    fn files_in_the_same_directory_can_be_probed_concurrently() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let made = |number: u32| {
             trial(directory.path(), |probe| {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_directory_is_tried() {
+    fn an_unwritable_state_directory_is_a_problem() {
         let directory = tempfile::tempdir().unwrap();
         says(&state(directory.path(), try_writing(directory.path())), Fine, "can be written");
         let missing = directory.path().join("missing");

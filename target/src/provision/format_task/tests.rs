@@ -138,7 +138,7 @@ fn granted(block_size: u32) -> (TempDir, Mutex<Provisioner>) {
 }
 
 #[test]
-fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
+fn a_formatted_block_size_is_effective_and_survives_a_restart() {
     let (directory, one) = granted(4096);
     fill(directory.path(), 0xA5);
     assert_eq!(shape(&one), (4096, 16, false));
@@ -170,7 +170,7 @@ fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
 }
 
 #[test]
-fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
+fn a_uuid_change_preserves_the_block_size_or_is_refused() {
     const OTHER: &str = "uuid = \"00000000-0000-4000-8000-000000000001\"\n";
     const THIRD: &str = "uuid = \"00000000-0000-4000-8000-000000000002\"\n";
     let with = |directory: &Path, block_size: u32, uuid: &str| {
@@ -218,7 +218,7 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
 }
 
 #[test]
-fn the_same_blocks_are_erased_and_nothing_is_kept() {
+fn a_format_to_the_same_block_size_erases_but_records_nothing() {
     let (directory, provisioner) = granted(512);
     fill(directory.path(), 0xA5);
     assert_eq!(format_to(&provisioner, 512), Ok(()));
@@ -231,7 +231,7 @@ fn the_same_blocks_are_erased_and_nothing_is_kept() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn a_refused_format_changes_nothing() {
     let (directory, provisioner) = granted(4096);
     fill(directory.path(), 0xA5);
     assert_eq!(format_to(&provisioner, 1024), Err(0x10A));
@@ -255,7 +255,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 
 /// The request has waited for the lock of the provisioner: the state after the wait applies.
 #[test]
-fn what_is_reserved_meanwhile_is_not_erased() {
+fn a_format_and_a_reservation_exclude_each_other() {
     let (directory, provisioner) = granted(4096);
     fill(directory.path(), 0xA5);
     let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
@@ -283,7 +283,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
 
 /// The new backing store was not erased, so the blocks marked by hosts stay unreadable.
 #[test]
-fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
+fn a_device_replaced_during_a_format_retains_its_bad_blocks() {
     let (directory, provisioner) = granted(4096);
     fill(directory.path(), 0xA5);
     let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
@@ -312,7 +312,7 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
 
 /// Blocks beyond the end are not erased, and may belong to the namespace again.
 #[test]
-fn blocks_behind_the_end_of_a_namespace_keep_their_data_and_their_marks() {
+fn a_format_preserves_blocks_beyond_the_end_of_the_namespace() {
     let (directory, provisioner) = granted(4096);
     fill(directory.path(), 0xA5);
     let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
@@ -331,7 +331,7 @@ fn blocks_behind_the_end_of_a_namespace_keep_their_data_and_their_marks() {
 }
 
 #[test]
-fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
+fn a_failed_format_preserves_the_block_size_and_can_be_retried() {
     let (directory, provisioner) = granted(4096);
     let with = |fault: &str| {
         config(directory.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
@@ -348,7 +348,7 @@ fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
 
 /// As with a Flush: the failure is persisted before it is reported, so the next daemon knows it.
 #[test]
-fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_alone() {
+fn a_failed_format_sync_is_persisted_until_the_device_is_trusted() {
     let (directory, first) = granted(4096);
     let with = |fault: &str| {
         config(directory.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
@@ -377,7 +377,7 @@ fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_a
 }
 
 #[test]
-fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
+fn a_format_reports_progress_and_allows_reloads() {
     let (directory, provisioner) = granted(4096);
     let with = |more: &str| config(directory.path(), 4096, &format!("allow_format = true\n{more}"));
     reload(&provisioner, with("fault = \"stall\"\n")).unwrap();
@@ -421,7 +421,7 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
 }
 
 #[test]
-fn who_stops_does_not_wait_for_a_format() {
+fn a_shutdown_does_not_wait_for_a_format() {
     let (directory, provisioner) = granted(4096);
     fill(directory.path(), 0xA5);
     stall(directory.path(), &provisioner);
@@ -446,7 +446,7 @@ fn fs_text(directory: &Path) -> String {
 }
 
 #[test]
-fn hosts_may_choose_where_the_choice_can_be_kept() {
+fn formats_are_offered_only_if_granted_and_persistable() {
     let directory = tempdir().unwrap();
     let formats = |more: &str, place: bool| {
         let mut config = config(directory.path(), 4096, more);
@@ -462,7 +462,7 @@ fn hosts_may_choose_where_the_choice_can_be_kept() {
 }
 
 /// The process that is killed.
-const OWN: &str = "provision::format_task::tests::killed_between_two_steps";
+const OWN: &str = "provision::format_task::tests::child_process_killed_between_two_steps";
 const ORDERS: u32 = 12;
 
 /// The block size after this number of formats.
@@ -473,7 +473,7 @@ fn size_after(orders: usize) -> u32 {
 /// Not a test by itself. Fills the namespace and formats it, repeatedly.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn killed_between_two_steps() {
+fn child_process_killed_between_two_steps() {
     let (directory, steps) = killed_process();
     let (provisioner, _) = provisioner(&config(&directory, 4096, "allow_format = true\n"));
     for index in 0..ORDERS {
@@ -492,7 +492,7 @@ fn size_mark(block_size_bytes: u32) -> u8 {
 }
 
 #[test]
-fn a_process_killed_anywhere_leaves_the_old_size_or_the_new_one_with_zeros() {
+fn a_kill_during_a_format_leaves_the_old_size_or_zeroed_blocks() {
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
         let directory = tempdir().unwrap();

@@ -7,7 +7,7 @@ fn opened(directory: &Path) -> (Catalog, Vec<String>) {
 }
 
 #[test]
-fn what_is_kept_is_found_and_what_was_half_done_is_cleared_away() {
+fn a_reopened_catalog_removes_images_of_unfinished_requests() {
     let directory = tempfile::tempdir().unwrap();
     let (mut catalog, lines) = opened(directory.path());
     assert!(lines.is_empty() && catalog.record().entries.is_empty());
@@ -29,7 +29,7 @@ fn what_is_kept_is_found_and_what_was_half_done_is_cleared_away() {
 
 /// Namespaces that exist at a start are served, so a power loss must not revert them.
 #[test]
-fn the_names_that_a_start_finds_are_durable_before_they_are_read() {
+fn opening_a_catalog_syncs_its_directory() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().file_name().unwrap().to_str().unwrap();
     opened(directory.path()).0.keep(sample()).unwrap();
@@ -56,7 +56,7 @@ fn a_directory_has_one_daemon_and_one_subsystem() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_not_so() {
+fn a_catalog_write_failure_leaves_the_record_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let (mut catalog, _) = opened(directory.path());
     let before = catalog.record().clone();
@@ -67,7 +67,7 @@ fn what_cannot_be_kept_is_not_so() {
 
 /// A file system that is mounted late: the directory below its mount point was opened.
 #[test]
-fn the_record_of_another_directory_in_its_place_is_not_overwritten() {
+fn the_record_of_a_later_mounted_directory_is_not_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let (path, aside) = (directory.path().join("managed"), directory.path().join("aside"));
     fs::create_dir(&path).unwrap();
@@ -86,7 +86,7 @@ fn the_record_of_another_directory_in_its_place_is_not_overwritten() {
 }
 
 #[test]
-fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
+fn configured_namespaces_take_precedence_over_host_created_ones() {
     let directory = tempfile::tempdir().unwrap();
     let (mut catalog, _) = opened(directory.path());
     catalog.keep(sample()).unwrap();

@@ -143,7 +143,7 @@ fn images(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn namespaces_are_made_attached_detached_and_deleted() {
+fn namespaces_are_created_attached_detached_and_deleted() {
     let directory = tempdir().unwrap();
     let config = config(directory.path());
     let mut provisioner = provisioner(&config);
@@ -187,7 +187,7 @@ fn namespaces_are_made_attached_detached_and_deleted() {
 
 /// A request concerns one namespace: no other one is removed, and none prevents it.
 #[test]
-fn an_order_leaves_stores_alone_that_fail_meanwhile() {
+fn a_request_does_not_remove_namespaces_of_failed_devices() {
     let (directory, elsewhere) = (tempdir().unwrap(), tempdir().unwrap());
     let disk = elsewhere.path().join("disk.img");
     let file = fs::File::create(&disk).unwrap();
@@ -210,7 +210,7 @@ fn an_order_leaves_stores_alone_that_fail_meanwhile() {
 }
 
 #[test]
-fn the_directory_of_what_hosts_make_is_awaited() {
+fn a_missing_managed_directory_is_pending_until_it_appears() {
     let directory = tempdir().unwrap();
     let late = directory.path().join("mount/managed");
     let config = Config { missing: Missing::Wait, ..config(&late) };
@@ -274,7 +274,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
 
 /// The request has waited for the lock of the provisioner: the state after the wait applies.
 #[test]
-fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
+fn a_write_protected_or_reserved_namespace_is_not_deleted() {
     let (directory, state) = (tempdir().unwrap(), tempdir().unwrap());
     let stores = DeviceTable::new(Some(state.path().to_owned()), 0);
     let mut provisioner = provisioner_with(&config(directory.path()), stores);
@@ -309,7 +309,7 @@ fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
 }
 
 #[test]
-fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
+fn change_namespace_events_of_creation_and_deletion_agree() {
     let directory = tempdir().unwrap();
     let mut provisioner = provisioner(&config(directory.path()));
     for (private, nmic) in [(false, 1), (true, 0)] {
@@ -329,7 +329,7 @@ fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
 }
 
 #[test]
-fn a_namespace_has_an_end_of_hosts() {
+fn the_number_of_hosts_attached_to_a_namespace_is_limited() {
     let directory = tempdir().unwrap();
     let mut provisioner = provisioner(&config(directory.path()));
     assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
@@ -342,7 +342,7 @@ fn a_namespace_has_an_end_of_hosts() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused_and_leaves_nothing() {
+fn a_create_that_cannot_be_persisted_fails_and_leaves_no_file() {
     let directory = tempdir().unwrap();
     let mut provisioner = provisioner(&config(directory.path()));
     fs::create_dir(directory.path().join("namespaces")).unwrap();
@@ -354,7 +354,7 @@ fn what_cannot_be_kept_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_reload_takes_the_grant_back_and_leaves_the_files() {
+fn a_reload_that_revokes_management_preserves_the_files() {
     let directory = tempdir().unwrap();
     let granted = config(directory.path());
     let mut provisioner = provisioner(&granted);
@@ -374,7 +374,7 @@ fn a_reload_takes_the_grant_back_and_leaves_the_files() {
 }
 
 #[test]
-fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
+fn management_reports_missing_and_pending_namespaces() {
     let directory = tempdir().unwrap();
     let config = config(directory.path());
     let mut provisioner = provisioner(&config);
@@ -411,7 +411,7 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
 
 /// Write protection and reservations also apply while the device is missing.
 #[test]
-fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
+fn a_missing_namespace_is_not_deleted_if_protected_or_pending() {
     let (directory, state) = (tempdir().unwrap(), tempdir().unwrap());
     let config = config(directory.path());
     let begin = || provisioner_with(&config, DeviceTable::new(Some(state.path().to_owned()), 0));
@@ -466,7 +466,7 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
 
 /// Host-created namespaces stay where they are, whatever requests are made meanwhile.
 #[test]
-fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() {
+fn requests_fail_while_a_new_managed_directory_is_pending() {
     let (directory, late) = (tempdir().unwrap(), tempdir().unwrap());
     let old = Config { missing: Missing::Wait, ..config(directory.path()) };
     let mut provisioner = provisioner(&old);
@@ -483,7 +483,7 @@ fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() 
 }
 
 #[test]
-fn nothing_is_begun_in_a_directory_that_hangs() {
+fn requests_fail_while_the_managed_directory_hangs() {
     let directory = tempdir().unwrap();
     let mut provisioner = provisioner(&config(directory.path()));
     let go_on = provisioner.stores.opening().hang_at(directory.path());
@@ -498,7 +498,7 @@ fn nothing_is_begun_in_a_directory_that_hangs() {
 
 /// Opening a pipe for writing blocks until there is a reader: so does writing the record into one.
 #[test]
-fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_put_back() {
+fn a_hung_delete_blocks_no_reload_and_its_record_is_restored() {
     let directory = tempdir().unwrap();
     let config = config(directory.path());
     let provisioner = Arc::new(Mutex::new(provisioner(&config)));
@@ -586,7 +586,7 @@ fn orders() -> Vec<NamespaceRequest> {
 type Found = BTreeMap<u32, (u64, BTreeSet<Nqn>)>;
 
 #[test]
-fn a_private_namespace_is_one_of_a_host() {
+fn a_private_namespace_is_attached_to_at_most_one_host() {
     let directory = tempdir().unwrap();
     let mut provisioner = provisioner(&config(directory.path()));
     let new = CreateRequest { bytes: MIB, block_size_bytes: 512, ana_group: 1, private: true };
@@ -607,12 +607,12 @@ fn found(provisioner: &Provisioner) -> Found {
 }
 
 /// The process that is killed.
-const OWN: &str = "provision::ns_requests::tests::killed_between_two_steps";
+const OWN: &str = "provision::ns_requests::tests::child_process_killed_between_two_steps";
 
 /// Not a test by itself. Reports every request that is complete.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn killed_between_two_steps() {
+fn child_process_killed_between_two_steps() {
     let (directory, steps) = killed_process();
     let mut provisioner = provisioner(&config(&directory));
     kill_before(steps);
@@ -623,7 +623,7 @@ fn killed_between_two_steps() {
 }
 
 #[test]
-fn a_process_killed_anywhere_leaves_the_namespaces_before_or_after_an_order() {
+fn a_kill_at_any_step_leaves_a_request_complete_or_undone() {
     let orders = orders();
     let whole = tempdir().unwrap();
     let mut provisioner = provisioner(&config(whole.path()));

@@ -91,7 +91,7 @@ fn reservations_and_write_protection_survive_a_takeover() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn what_a_former_owner_cannot_write_is_not_acknowledged() {
+fn state_changes_by_a_former_owner_are_not_acknowledged() {
     let object = object("former");
     let [one, other] = [(); 2].map(|()| Gateway::new(&object));
     let failed = Err(Status::ANA_INACCESSIBLE);
@@ -117,7 +117,7 @@ fn what_a_former_owner_cannot_write_is_not_acknowledged() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn a_damaged_section_is_not_taken_for_none() {
+fn a_damaged_section_is_an_error() {
     let object = object("damaged");
     let gateway = Gateway::new(&object);
     gateway.take(&object, "one 1");

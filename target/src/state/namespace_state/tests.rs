@@ -45,7 +45,7 @@ fn names(directory: &Path) -> Vec<String> {
 const NAME: &str = "11111111-1111-1111-1111-111111111111.namespace";
 
 #[test]
-fn sections_come_and_go_and_leave_each_other_alone() {
+fn sections_are_added_and_removed_independently() {
     let directory = tempdir().unwrap();
     let file = file(directory.path());
     let (reserved, protected) = (some_state(), WriteProtectState::PERMANENT);
@@ -70,7 +70,7 @@ fn sections_come_and_go_and_leave_each_other_alone() {
 }
 
 #[test]
-fn changes_of_two_sections_at_once_lose_nothing() {
+fn concurrent_changes_of_two_sections_are_both_persisted() {
     let directory = tempdir().unwrap();
     let file = file(directory.path());
     let distrust = |n: u16| Distrust {
@@ -92,7 +92,7 @@ fn changes_of_two_sections_at_once_lose_nothing() {
 }
 
 #[test]
-fn a_damaged_file_is_refused_for_each_of_its_sections_and_holds_back_no_other_namespace() {
+fn a_damaged_file_is_refused_and_affects_no_other_namespace() {
     let directory = tempdir().unwrap();
     file(directory.path()).replace(Some(&some_state()), None).unwrap();
     damage(directory.path(), || file(directory.path()).load::<WriteProtectState>().err());
@@ -128,7 +128,7 @@ fn a_damaged_file_is_refused_by_each_object_that_has_a_section_in_it() {
 }
 
 #[test]
-fn what_no_order_could_bring_about_is_refused() {
+fn inconsistent_reservation_states_are_rejected() {
     let good = some_state();
     let bad = [
         State { holder: Some([5; 16]), ..good.clone() },
@@ -152,7 +152,7 @@ fn what_no_order_could_bring_about_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_persisted_is_as_before() {
+fn a_failed_replace_restores_the_previous_file_if_possible() {
     let directory = tempdir().unwrap();
     let file = file(directory.path());
     let (before, after) = (WriteProtectState::PROTECTED, WriteProtectState::PERMANENT);
@@ -220,7 +220,7 @@ fn expected() -> Everything {
 }
 
 #[test]
-fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
+fn files_of_earlier_versions_are_converted_before_the_first_change() {
     let directory = tempdir().unwrap();
     earlier(directory.path());
     let before = names(directory.path());
@@ -261,7 +261,7 @@ fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
 }
 
 #[test]
-fn a_damaged_file_of_an_earlier_version_is_never_passed_over() {
+fn a_damaged_file_of_an_earlier_version_is_an_error() {
     for (end, _) in EARLIER {
         let directory = tempdir().unwrap();
         earlier(directory.path());
@@ -282,12 +282,12 @@ fn a_damaged_file_of_an_earlier_version_is_never_passed_over() {
 }
 
 /// The process that is killed while it converts.
-const CONVERTING: &str = "state::namespace_state::tests::killed_while_it_converts";
+const CONVERTING: &str = "state::namespace_state::tests::child_process_killed_during_a_conversion";
 
 /// Not a test by itself.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn killed_while_it_converts() {
+fn child_process_killed_during_a_conversion() {
     let (directory, steps) = killed_process();
     kill_before(steps);
     file(&directory).replace(Some(&WriteProtectState::PROTECTED), None).unwrap();
@@ -295,7 +295,7 @@ fn killed_while_it_converts() {
 }
 
 #[test]
-fn a_process_killed_while_it_converts_leaves_everything_as_it_was_or_as_it_is_then() {
+fn a_kill_during_a_conversion_leaves_the_old_or_the_new_state() {
     let after =
         (expected().0, WriteProtectState::PROTECTED.0, expected().2, expected().3, expected().4);
     let (mut kills, mut changed) = (0, 0);
@@ -359,12 +359,12 @@ fn reservation(directory: &Path) -> Result<std::sync::Arc<Reservation>, String> 
 }
 
 /// The process that is killed.
-const OWN: &str = "state::namespace_state::tests::killed_between_two_steps";
+const OWN: &str = "state::namespace_state::tests::child_process_killed_between_two_steps";
 
 /// Not a test by itself. Reports every request that is complete.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn killed_between_two_steps() {
+fn child_process_killed_between_two_steps() {
     let (directory, steps) = killed_process();
     let reservation = reservation(&directory).unwrap();
     kill_before(steps);
@@ -375,7 +375,7 @@ fn killed_between_two_steps() {
 }
 
 #[test]
-fn a_process_killed_anywhere_leaves_the_state_before_or_after_its_step() {
+fn a_kill_at_any_step_leaves_the_old_or_the_new_reservation_state() {
     let orders = orders();
     // All states that exist, as a restart finds them.
     let mut states = vec![State::default()];
@@ -409,7 +409,7 @@ fn a_process_killed_anywhere_leaves_the_state_before_or_after_its_step() {
 
 proptest! {
     #[test]
-    fn no_text_panics(lines in "((\\[reservation\\]|\\[trust\\]|type|holder|registrant|generation)[ 0-9a-f]{0,40}\n){0,5}") {
+    fn arbitrary_section_text_causes_no_panic(lines in "((\\[reservation\\]|\\[trust\\]|type|holder|registrant|generation)[ 0-9a-f]{0,40}\n){0,5}") {
         let _ = (Sections::parse(&lines), State::parse(&lines));
     }
 }

@@ -122,7 +122,7 @@ fn acquire(action: AcquireAction, rtype: ReservationType, current: u64, preempt:
 }
 
 #[test]
-fn whoever_hears_the_answer_finds_everybody_heeding_it_and_the_file_written() {
+fn a_completed_reservation_is_enforced_and_persisted() {
     let scene = Scene::new();
     scene.register(A, 1);
     let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
@@ -142,7 +142,7 @@ fn whoever_hears_the_answer_finds_everybody_heeding_it_and_the_file_written() {
 }
 
 #[test]
-fn a_state_that_cannot_be_kept_does_not_come_about() {
+fn a_reservation_that_cannot_be_persisted_fails() {
     let scene = Scene::new();
     scene.register(A, 1);
     let before = scene.reservation.state();
@@ -155,7 +155,7 @@ fn a_state_that_cannot_be_kept_does_not_come_about() {
 }
 
 #[test]
-fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
+fn preempt_and_abort_notifies_hosts_and_waits_for_their_commands() {
     let scene = Scene::new();
     scene.register(A, 1);
     scene.register(B, 2);
@@ -176,7 +176,7 @@ fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
 }
 
 #[test]
-fn a_reservation_that_is_not_served_any_more_bars_nobody() {
+fn a_reservation_that_is_no_longer_served_bars_no_host() {
     let scene = Scene::new();
     scene.register(A, 1);
     let mut without = sample();
@@ -189,7 +189,7 @@ fn a_reservation_that_is_not_served_any_more_bars_nobody() {
 }
 
 #[test]
-fn without_a_keeper_nothing_is_promised() {
+fn a_reservation_request_without_a_worker_is_not_accepted() {
     let (of, order) = (Vec::new(), Order::Persist(false));
     let request = ReservationRequest { of, host: A, order, reactor: 0, tag: 0 };
     assert!(!Workers::default().submit(Job::Reserve(request)));

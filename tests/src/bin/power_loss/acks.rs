@@ -135,7 +135,7 @@ mod tests {
     use crate::acks::*;
 
     #[test]
-    fn marks_say_what_was_written_each_within_its_sector() {
+    fn marks_round_trip_and_fit_in_a_sector_each() {
         let extents = (0..100).map(|n| Extent { lba: 1 << 40, blocks: 8, sequence: 1000 + n });
         let extents: Vec<_> = extents.collect();
         let marks = encode(&extents);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_what_is_durable_and_what_was_completed_a_line_each() {
+    fn ack_files_have_a_line_per_durable_or_completed_extent() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("acks");
         let extent = Extent { lba: 3, blocks: 2, sequence: 9 };
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_say_nothing() {
+    fn malformed_marks_decode_to_none() {
         for text in ["", "dm-log-writes-end", "x=", "x=1+2", "x=1+2@", "a=", "n=", "y=1"] {
             assert_eq!(decode(text), None, "{text}");
         }

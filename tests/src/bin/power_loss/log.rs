@@ -172,7 +172,7 @@ pub(crate) mod tests {
     pub(crate) const A_MARK: u64 = MARK;
 
     #[test]
-    fn entries_come_in_order_and_marks_with_their_text() {
+    fn entries_are_read_in_order_and_marks_with_their_text() {
         let mut log = log_of(&[
             (8, vec![1; 1024], NONE),
             (0, b"a mark".to_vec(), MARK),
@@ -195,7 +195,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_log_or_is_cut_off_is_refused() {
+    fn invalid_and_truncated_logs_are_refused() {
         assert!(Log::new(Cursor::new(vec![0; 4096])).is_err());
         let whole = log_of(&[(8, vec![1; 1024], NONE)]).from.into_inner();
         let mut cut = Log::new(Cursor::new(whole[..1400].to_vec())).expect("its head");

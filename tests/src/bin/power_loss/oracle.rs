@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_before_it_was_acknowledged_is_there_at_every_mark() {
+    fn writes_flushed_before_their_acknowledgement_are_no_loss() {
         let flush = (0, Vec::new(), A_FLUSH);
         let log =
             [write(3, 1, NONE), flush.clone(), ack(3, 1), write(3, 2, A_FUA), ack(3, 2), flush];
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_brings_back_an_older_one_is_no_loss_only_where_the_cache_was_behind() {
+    fn stale_cache_writes_are_ignored_and_zeroed_blocks_are_losses() {
         let log = [write(3, 2, A_FUA), ack(3, 2), write(3, 1, NONE), (0, Vec::new(), A_FLUSH)];
         assert_eq!(found(&log, 0).lost, 0);
         let log = [write(3, 2, A_FUA), ack(3, 2), write(3, 9, NONE), (24, vec![0; 4096], NONE)];
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_loses_only_what_nobody_was_promised() {
+    fn power_cuts_lose_only_unacknowledged_writes() {
         let flush = || (0, Vec::new(), A_FLUSH);
         let mut log = Vec::new();
         for n in 0..8 {

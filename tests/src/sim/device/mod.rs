@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_in_parts_and_after_failures_that_pass() {
+    fn writes_read_back_despite_short_transfers() {
         for seed in 0..50 {
             let faults = DeviceFaults { short: 800, ..PERFECT };
             let mut bench = bench(seed, faults);
@@ -730,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn without_power_what_is_durable_stays_and_the_rest_may() {
+    fn power_loss_preserves_durable_data_and_may_lose_the_rest() {
         let (mut lost, mut kept) = (0, 0);
         for seed in 0..50 {
             let mut bench = bench(seed, PERFECT);
@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_answers_for_what_was_complete_before_it() {
+    fn a_flush_covers_only_writes_completed_before_it() {
         let mut lost = 0;
         for seed in 0..50 {
             let mut bench = bench(seed, PERFECT);
@@ -774,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_flush_dooms_what_it_was_for() {
+    fn a_flush_failure_that_loses_data_is_permanent() {
         let faults = DeviceFaults { sync_error: 1000, ..PERFECT };
         let mut failed = 0;
         for seed in 0..50 {
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_was_taken_away_says_so() {
+    fn io_of_a_detached_device_fails_with_invalid_namespace() {
         let mut bench = bench(1, PERFECT);
         bench.disk.detach(ID);
         let outcome = bench.ask(IoRequest::Flush);

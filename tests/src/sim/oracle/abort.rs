@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_abort_says_is_what_has_happened() {
+    fn abort_result_must_match_the_outcome_of_its_command() {
         for abort_first in [true, false] {
             for (aborted, says) in [(true, true), (true, false), (false, true), (false, false)] {
                 let mut aborts = wish();
@@ -199,21 +199,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_aborted_that_nobody_has_named() {
+    fn commands_without_an_abort_must_not_end_aborted() {
         let mut aborts = wish();
         aborts.leaves(3, (0, 2, 7), None);
         assert!(aborts.answered(3, true, None).is_err());
     }
 
     #[test]
-    fn an_abort_of_what_is_not_there_cannot_have_succeeded() {
+    fn an_abort_of_a_missing_command_must_not_succeed() {
         let mut aborts = Aborts::new(10);
         aborts.leaves(2, ADMIN, Some((1, 7)));
         assert!(aborts.answered(2, false, Some(true)).is_err());
     }
 
     #[test]
-    fn a_later_command_of_the_same_id_may_be_what_it_meets() {
+    fn an_abort_may_hit_a_later_command_of_the_same_id() {
         let mut aborts = wish();
         aborts.answered(1, false, None).unwrap();
         aborts.leaves(3, AT, None);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_one_is_enough_and_both_cannot_deny() {
+    fn an_aborted_command_must_be_reported_by_one_of_two_aborts() {
         let mut aborts = wish();
         aborts.leaves(4, (0, 0, 4), Some((1, 7)));
         aborts.answered(1, true, None).unwrap();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_saw_one_state_is_answered_as_that_has_it() {
+    fn command_status_must_match_the_ana_state() {
         let mut paths = paths();
         assert!(paths.set(1, 0, AnaState::INACCESSIBLE, 10));
         assert!(!paths.set(1, 0, AnaState::INACCESSIBLE, 10));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_on_one_path_goes_to_the_other() {
+    fn failed_commands_are_retried_on_the_other_path() {
         let mut paths = paths();
         paths.failed(&op(1, 5));
         assert!(paths.next_again(1).is_none());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_tells_what_was_set_before_it_was_asked_for() {
+    fn ana_log_must_show_states_set_before_the_request() {
         let mut paths = paths();
         paths.set(0, 1, AnaState::CHANGE, 10);
         let page = |second| {

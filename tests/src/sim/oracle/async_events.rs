@@ -98,7 +98,7 @@ mod tests {
     use crate::sim::oracle::async_events::*;
 
     #[test]
-    fn a_change_is_told_by_the_log_and_not_by_another() {
+    fn changes_are_overdue_until_read_from_their_own_log() {
         let (start, mut news) = (Instant::now(), ExpectedEvents::new(2));
         let late = start + PATIENCE * 2;
         news.owe(1, Change::Namespace(2), 10, start);

@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answered_write_is_read_and_nothing_before_it() {
+    fn reads_must_return_the_last_completed_write() {
         let mut model = Model::new(&[8]);
         assert!(read(&mut model, Value::Zeros) && !read(&mut model, w(1)));
         put(&mut model, 1);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_writes_at_once_either_may_be_last_and_a_read_settles_it() {
+    fn a_read_settles_the_order_of_concurrent_writes() {
         for last in [1, 2] {
             let mut model = Model::new(&[8]);
             model.write(1, B, w(1));
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_may_be_there_or_not() {
+    fn writes_of_doubtful_outcome_may_be_applied_or_not() {
         let mut model = Model::new(&[8]);
         model.write(1, B, w(1));
         model.wrote(1, B, Ending::Doubtful);
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_write_may_come_late_until_it_is_fenced() {
+    fn a_lost_write_may_be_applied_late_until_fenced() {
         let mut model = Model::new(&[8]);
         model.write(1, B, w(1));
         model.wrote(1, B, Ending::Lost);
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_write_comes_before_what_began_when_the_target_knew() {
+    fn lost_writes_precede_writes_begun_after_the_end_is_detected() {
         for ordered in [false, true] {
             let mut model = Model::new(&[8]);
             model.write(1, B, w(1));
@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_failure_leaves_what_is_durable_or_younger() {
+    fn power_loss_leaves_durable_or_later_data() {
         let mut model = Model::new(&[8]);
         for op in 1..=2 {
             put(&mut model, op);
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_with_fua_is_durable_by_itself() {
+    fn fua_writes_are_durable_on_completion() {
         let mut model = Model::new(&[8]);
         put(&mut model, 1);
         model.write(2, B, w(2));
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_target_loses_nothing_that_was_answered() {
+    fn a_killed_target_loses_no_completed_write() {
         let mut model = Model::new(&[8]);
         put(&mut model, 1);
         put(&mut model, 2);
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_block_stays_so_until_it_is_written_and_the_power_changes_nothing() {
+    fn unreadable_blocks_stay_unreadable_until_written() {
         let bad = Value::Unreadable;
         let told = |model: &mut Model| {
             let began = model.begin_read();
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_from_before_the_marks_may_bring_what_a_write_under_way_left() {
+    fn only_reads_begun_after_an_unreadable_mark_settle_writes() {
         let told = |model: &mut Model| {
             let began = model.begin_read();
             model.unreadable(began, &[Span { lba: 2, blocks: 3, ..B }]).is_ok()
@@ -724,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_see_any_more_is_forgotten() {
+    fn unobservable_values_are_discarded() {
         let mut model = Model::new(&[8]);
         for op in 1..100 {
             put(&mut model, op);

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_leaves_what_its_source_was_meanwhile_and_nothing_older() {
+    fn copies_contain_a_value_their_source_had_meanwhile() {
         for seen in [1, 2] {
             let mut model = Model::new(&[8]);
             put(&mut model, 9, 1, Value::Write(9));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_back_is_what_it_was() {
+    fn a_copy_back_to_the_origin_equals_the_original_write() {
         let mut model = Model::new(&[8]);
         put(&mut model, 1, 1, Value::Write(1));
         for (op, from, to) in [(2, 1, 2), (3, 2, 3), (4, 3, 1)] {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_to_a_source_goes_on_to_all_that_is_copied_from_there() {
+    fn concurrent_writes_to_a_source_pass_through_chained_copies() {
         let mut model = Model::new(&[8]);
         model.copy(1, &[at(0)], at(1));
         model.copy(2, &[at(1)], at(2));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_copies_may_get_of_each_other_may_come_from_elsewhere() {
+    fn overlapping_copies_may_pass_on_each_others_values() {
         let mut model = Model::new(&[8]);
         for lba in [1, 2, 3] {
             put(&mut model, lba, lba, Value::Write(lba));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_copied() {
+    fn copies_of_unreadable_blocks_must_fail() {
         let mut model = Model::new(&[8]);
         put(&mut model, 1, 1, Value::Unreadable);
         let began = model.copy(2, &[at(0), at(1)], Span { blocks: 2, ..at(4) });

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_flushed_may_be_lost_and_no_flush_may_promise_it() {
+    fn unflushed_writes_may_be_lost_unless_a_later_flush_succeeds() {
         for flushes in [false, true] {
             let mut model = Model::new(&[8]);
             put(&mut model, 1, Ending::Done { fua: true });
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_is_not_lost() {
+    fn flushed_writes_survive_device_removal() {
         let mut model = Model::new(&[8]);
         put(&mut model, 1, DONE);
         put(&mut model, 2, DONE);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_answered_later_may_be_lost_as_well() {
+    fn pending_writes_without_fua_may_be_lost_on_removal() {
         for (ending, may_be_lost) in [(DONE, true), (Ending::Done { fua: true }, false)] {
             let mut model = Model::new(&[8]);
             put(&mut model, 1, DONE);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_from_before_the_removal_proves_nothing() {
+    fn reads_begun_before_the_removal_settle_no_value() {
         let mut model = Model::new(&[8]);
         put(&mut model, 1, DONE);
         put(&mut model, 2, DONE);

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_asked_before_reads_of_the_old_store() {
+    fn only_reads_begun_before_the_swap_see_the_old_device() {
         let mut model = Model::new(&[8]);
         model.write(1, B, Value::Write(1));
         model.wrote(1, B, DONE);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_under_way_goes_to_either() {
+    fn pending_writes_reach_the_old_or_the_new_device() {
         for to_new in [false, true] {
             let mut model = Model::new(&[8]);
             model.write(1, B, Value::Write(1));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_brings_nothing_of_the_old_store_into_the_new_one() {
+    fn copies_carry_no_data_of_the_old_device_to_the_new_one() {
         let mut model = Model::new(&[8]);
         model.write(1, B, Value::Write(1));
         model.wrote(1, B, DONE);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_on_a_queue_that_goes_is_aborted_for_it() {
+    fn only_commands_of_a_deleted_queue_may_be_aborted_for_it() {
         let aborted = Status::ABORTED_SQ_DELETION;
         let mut departures = DisconnectOracle::new(5);
         for (op, queue) in [(1, 1), (2, 1), (3, 2)] {

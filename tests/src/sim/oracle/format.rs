@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn data_move_in_blocks_of_the_size_that_was_answered_for() {
+    fn transfers_must_use_the_acknowledged_block_size() {
         let mut formats = formats();
         let (refused, done) = (Status::DATA_SGL_LENGTH_INVALID, Status::SUCCESS);
         let read = |began, shift| op(2, began, shift, Kind::Read);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_learns_the_size_and_another_one_is_wrong() {
+    fn identify_must_report_a_possible_block_size() {
         let mut formats = formats();
         let ask = |began| op(3, began, 3, Kind::Admin(Question::Namespace));
         let mut told = IdentifyNamespace { nsze: 8, ..IdentifyNamespace::default() };

@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_barred_must_be_refused_and_nobody_else() {
+    fn only_fenced_hosts_must_get_reservation_conflicts() {
         let mut fencing = Fencing::new(1, 2, 10, false);
         let rtype = ReservationType::ALL[0];
         order(&mut fencing, 0, 10, Order::Register(false), Status::SUCCESS);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_persistent_survives_a_crash_and_nothing_else() {
+    fn only_persistent_reservations_survive_a_crash() {
         for persistent in [false, true] {
             let mut fencing = Fencing::new(1, 2, 10, persistent);
             order(&mut fencing, 0, 10, Order::Register(persistent), Status::SUCCESS);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_have_one_right_answer() {
+    fn reservation_commands_of_non_registrants_must_fail() {
         let mut fencing = Fencing::new(1, 2, 10, false);
         let wrong = op(1, 5, 5, Kind::Order(Order::Clear));
         fencing.leaves(&wrong);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_preempted_host_has_under_way_ends_with_the_answer() {
+    fn preempt_ends_pending_writes_of_the_preempted_host() {
         let mut fencing = Fencing::new(1, 2, 10, false);
         let rtype = ReservationType::ALL[0];
         for (host, at) in [(0, 10), (1, 12)] {

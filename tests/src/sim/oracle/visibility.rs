@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_see_a_namespace_is_refused_and_nobody_else() {
+    fn only_hosts_that_cannot_see_a_namespace_must_be_refused() {
         let mut scope = Scope::new(2, &[8, 8]);
         assert!(scope.set_there(1, 1, false, 10) && !scope.set_there(1, 1, false, 11));
         let refused = Status::INVALID_NAMESPACE;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_end_there_is_nothing_and_before_it_everything() {
+    fn only_lbas_beyond_the_end_must_be_refused() {
         let mut scope = Scope::new(1, &[8, 8]);
         let refused = Status::LBA_OUT_OF_RANGE;
         assert!(scope.set_size(1, 4, 10) && !scope.set_size(1, 4, 11));

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_protected_is_not_written_and_nothing_else_is_refused() {
+    fn only_writes_to_a_protected_namespace_must_fail() {
         let mut write_protect = WriteProtectOracle::new(1, 10);
         let write = |began| op(9, began, Kind::Write { fua: false });
         let order = op(1, 10, Kind::Protect(true));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_without_an_answer_leaves_it_open() {
+    fn an_unanswered_protect_command_leaves_both_states_possible() {
         let mut write_protect = WriteProtectOracle::new(1, 10);
         let order = op(1, 10, Kind::Protect(true));
         write_protect.leaves(&order);

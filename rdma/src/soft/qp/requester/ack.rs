@@ -268,7 +268,7 @@ mod tests {
 
     /// A late NAK behind newer acknowledgements of its train, for a packet before them.
     #[test]
-    fn a_nak_is_compared_with_what_was_acknowledged_before_it_in_its_train() {
+    fn a_stale_nak_behind_newer_acks_causes_no_retransmission() {
         let plan = PoolPlan {
             cells: 16,
             receives: 0,

@@ -84,7 +84,7 @@ mod tests {
     use crate::soft::qp::requester::congestion_window::*;
 
     #[test]
-    fn cheap_losses_take_a_place_each_and_rounds_without_heal() {
+    fn selective_losses_shrink_the_window_by_one_and_acks_regrow_it() {
         let mut window = CongestionWindow::new(128);
         window.lose(1);
         window.lose(9);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_halve_the_window_once_a_round_trip_and_rounds_without_heal() {
+    fn ecn_marks_halve_the_window_once_per_round_trip() {
         let mut window = CongestionWindow::new(128);
         window.on_congestion(5, 100);
         window.on_congestion(99, 120);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_losses_count_once_a_round() {
+    fn go_back_n_losses_shrink_the_window_once_per_round_trip() {
         let mut window = CongestionWindow::new(128);
         window.lose_all(5, 100);
         window.lose_all(99, 120);

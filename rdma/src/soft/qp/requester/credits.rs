@@ -49,7 +49,7 @@ mod tests {
     use crate::soft::qp::requester::credits::*;
 
     #[test]
-    fn credits_count_from_what_is_completed() {
+    fn send_limit_is_completed_messages_plus_credits() {
         let mut credits = CreditLimit::default();
         assert!(credits.allow(), "nothing is known");
         (0..5).for_each(|_| credits.begin());

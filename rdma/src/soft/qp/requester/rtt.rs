@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_the_first_answer() {
+    fn rtt_estimator_uses_defaults_before_the_first_sample() {
         let mut trip = RttEstimator::default();
         assert_eq!((trip.timeout_ns(MOST), trip.patience_ns()), (MOST / 8, micros(2000)));
         trip.sample(micros(1000));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_answers_make_it_sharp_and_scattered_ones_careful() {
+    fn timeout_is_short_for_steady_rtt_and_long_for_jitter() {
         let mut trip = RttEstimator::default();
         (0..100).for_each(|_| trip.sample(micros(100)));
         assert_eq!((trip.timeout_ns(MOST), trip.patience_ns()), (micros(200), micros(50)));

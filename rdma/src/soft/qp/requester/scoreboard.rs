@@ -450,7 +450,7 @@ mod tests {
         /// Words at a time give the same as bit by bit; and no bits are left for packets that use
         /// the same places later.
         #[test]
-        fn bits_are_what_became_of_each_packet(
+        fn scoreboard_matches_a_model_packet_by_packet(
             steps in prop::collection::vec((0u8..8, any::<u64>(), any::<bool>()), 0..300),
         ) {
             let (mut board, mut plain) = (Scoreboard::new(256), Plain::default());

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_out_in_order_and_leave_their_room() {
+    fn early_packets_are_delivered_in_order_and_release_entries() {
         let (mut early, mut reorder) = (OutOfOrder::new(16, 1024, true), ReorderBuffer::new(32));
         assert_eq!(early.keep(2, &packet(2), &mut reorder), (ReorderOutcome::Kept, true), "a gap");
         assert_eq!(early.keep(3, &packet(3), &mut reorder), (ReorderOutcome::Kept, false));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_bounded_and_comes_back() {
+    fn reorder_entries_are_bounded_and_released() {
         let (mut early, mut reorder) = (OutOfOrder::new(16, 1024, false), ReorderBuffer::new(32));
         for psn in 1..5 {
             assert_eq!(early.keep(psn, &packet(psn), &mut reorder).0, ReorderOutcome::Kept);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_the_room_of_all() {
+    fn a_queue_pair_takes_only_a_share_of_the_reorder_buffer() {
         let mut reorder = ReorderBuffer::new(64);
         let mut queues: Vec<_> = (0..20).map(|_| OutOfOrder::new(1000, 1024, false)).collect();
         let taken = queues.iter_mut().map(|early| {

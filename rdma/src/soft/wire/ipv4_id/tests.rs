@@ -142,7 +142,7 @@ fn adapters_may_send_a_constant_or_count_for_each_queue_pair() {
 }
 
 #[test]
-fn a_sender_that_has_jumped_is_believed_when_four_in_a_row_agree() {
+fn a_jumped_counter_is_accepted_at_the_fourth_consecutive_id() {
     for jump in [250u16, 5000, 30_000, 50_000, 65_000] {
         let mut linux = Linux::new(u64::from(jump), 250);
         let (pair, mut own) = strict(&mut linux);
@@ -159,7 +159,7 @@ fn a_sender_that_has_jumped_is_believed_when_four_in_a_row_agree() {
 }
 
 #[test]
-fn a_sender_that_cannot_be_foretold_is_believed_before_and_after_it_becomes_so() {
+fn identification_check_is_disabled_for_random_senders() {
     let mut dice = Rng::new(9);
     let (pair, mut own) = (Pair::new(1), None);
     for round in 0..10_000 {
@@ -221,7 +221,7 @@ fn packets(capture: &[u8]) -> Vec<(u32, &[u8])> {
 }
 
 #[test]
-fn of_real_sessions_no_packet_is_implausible() {
+fn packets_of_recorded_sessions_are_plausible() {
     let captures: [&[u8]; 5] = [
         include_bytes!("../../../../tests/golden/linux-6.1-session-mtu4096.pcap"),
         include_bytes!("../../../../tests/golden/linux-6.12-session.pcap"),
@@ -252,7 +252,7 @@ fn of_real_sessions_no_packet_is_implausible() {
 }
 
 #[test]
-fn the_changes_of_byte_93_that_the_crc_cannot_see_are_known_and_no_more_at_any_length() {
+fn crc_misses_exactly_the_known_changes_of_byte_93() {
     let ends: [SocketAddr; 2] = ["10.0.0.1:49443", "10.0.0.2:4791"].map(|end| end.parse().unwrap());
     let flow = Flow { source: ends[0], destination: ends[1] };
     let mut checker = Checker::new();
@@ -285,7 +285,7 @@ fn the_changes_of_byte_93_that_the_crc_cannot_see_are_known_and_no_more_at_any_l
 }
 
 #[test]
-fn what_is_known_of_a_pair_ends_with_its_last_connection() {
+fn address_pair_state_is_dropped_with_its_last_connection() {
     let pairs = Pairs::new(2);
     let [one, other]: [IpAddr; 2] = [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
     let held = pairs.of(one, other);

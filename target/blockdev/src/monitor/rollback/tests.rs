@@ -56,7 +56,7 @@ fn a_rollback_serves_the_contents_of_the_snapshot_and_leaves_it_as_it_is() {
 }
 
 #[test]
-fn a_snapshot_that_does_not_fit_changes_nothing() {
+fn a_refused_rollback_changes_nothing() {
     let Some((mut bench, snapshot)) = with_snapshot() else { return };
     let refused = |bench: &mut Bench, path: &Path, why: &str| {
         let error = bench.roll_back(path).unwrap_err();
@@ -77,7 +77,7 @@ fn a_snapshot_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
-fn a_rollback_that_cannot_be_committed_brings_the_old_file_back() {
+fn a_failed_rollback_restores_the_old_file() {
     let Some((mut bench, snapshot)) = with_snapshot() else { return };
     // The copy is damaged between its directory entry and its service.
     let path = bench.path();
@@ -95,18 +95,18 @@ fn a_rollback_that_cannot_be_committed_brings_the_old_file_back() {
     assert_eq!(bench.read(0), Ok(OLD));
 }
 
-const OWN: &str = "monitor::rollback::tests::rolls_back_until_it_is_killed";
+const OWN: &str = "monitor::rollback::tests::a_rollback_process_is_killed_at_a_given_step";
 
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
-fn rolls_back_until_it_is_killed() {
+fn a_rollback_process_is_killed_at_a_given_step() {
     let (directory, steps) = killed_process();
     let (mut bench, snapshot) = prepare(Bench::at(&directory)).unwrap();
     bench.roll_back_after(&snapshot, move || kill_before(steps)).unwrap();
 }
 
 #[test]
-fn a_kill_at_any_step_leaves_one_of_both_contents() {
+fn a_rollback_killed_at_any_step_leaves_the_old_or_new_contents() {
     if with_snapshot().is_none() {
         return;
     }

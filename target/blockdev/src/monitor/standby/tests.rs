@@ -73,7 +73,7 @@ fn owners(images: &[ImageName]) -> Vec<Option<String>> {
 /// More images than are acquired at once.
 #[test]
 #[ignore = "needs a cluster"]
-fn all_images_of_a_group_are_taken_and_given_and_opened_again_by_an_excluded_gateway() {
+fn images_of_a_group_are_acquired_released_and_reopened_after_fencing() {
     let name = |number| format!("rbd/group-{}-{number}", std::process::id());
     let images: Vec<ImageName> = (0..20)
         .map(|number| {

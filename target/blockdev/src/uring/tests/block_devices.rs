@@ -11,7 +11,7 @@ use crate::{BackingConfig, BackingKind, InjectedFault};
 
 #[test]
 #[ignore = "needs root and a loop device"]
-fn every_operation_on_a_block_device() {
+fn every_operation_works_on_a_block_device() {
     for block in [512, 4096] {
         let mut bench = Bench::new(8);
         let device = Loop::new(&image(&bench), block);
@@ -46,7 +46,7 @@ fn every_operation_on_a_block_device() {
 }
 
 #[test]
-fn a_failed_sync_comes_home_when_it_is_kept_and_what_promises_nothing_at_once() {
+fn a_failed_flush_completes_after_recording_and_plain_writes_at_once() {
     let mut bench = Bench::new(8);
     let backing = open(&image(&bench), Some(SIZE), 512);
     bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
@@ -76,7 +76,7 @@ fn a_failed_sync_comes_home_when_it_is_kept_and_what_promises_nothing_at_once() 
 
 #[test]
 #[ignore = "needs root and a loop device"]
-fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
+fn a_device_is_shared_only_as_configured_and_never_with_a_mount() {
     let bench = Bench::new(8);
     let device = Loop::new(&image(&bench), 512);
     let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
@@ -129,7 +129,7 @@ fn a_flush_reaches_a_device_that_was_write_through_when_it_was_opened() {
 
 #[test]
 #[ignore = "needs root, a loop device and mkfs.ext4"]
-fn a_flush_that_really_fails_sticks() {
+fn a_flush_failure_of_the_kernel_is_sticky() {
     let mut bench = Bench::new(8);
     let disk = bench.path("ext4");
     fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
@@ -152,7 +152,7 @@ fn a_flush_that_really_fails_sticks() {
 
 #[test]
 #[ignore = "needs root, a loop device and mkfs.ext4"]
-fn a_full_file_system_is_capacity_exceeded() {
+fn writes_to_a_full_file_system_fail_with_capacity_exceeded() {
     let mut bench = Bench::new(8);
     let disk = bench.path("ext4");
     fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();

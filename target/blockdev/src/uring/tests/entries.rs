@@ -13,7 +13,7 @@ fn next_entry(ring: &mut Ring, slot: u32) -> (Step, squeue::Entry) {
 }
 
 #[test]
-fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
+fn only_fua_writes_are_submitted_with_rwf_dsync() {
     let (mut bench, _) = Bench::with_file(512);
     for (fixed, registered) in [(true, true), (false, true), (true, false), (false, false)] {
         bench.ring.flights.attachments[0].as_mut().unwrap().fixed &= fixed;
@@ -41,7 +41,7 @@ fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
 }
 
 #[test]
-fn the_kernel_is_told_to_synchronise_data_by_a_flush() {
+fn a_flush_is_submitted_as_fdatasync() {
     let (mut bench, backing) = Bench::with_file(512);
     bench.submit(IoRequest::Flush);
     let slot = bench.ring.flights.take_slot().unwrap();

@@ -8,7 +8,7 @@ use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Health, InjectedFault};
 
 #[test]
-fn a_shortened_file_is_an_error_not_old_data() {
+fn io_beyond_the_end_of_a_shortened_file_fails() {
     let (mut bench, backing) = Bench::with_file(512);
     assert_eq!(bench.write(0, 1 << 16, 0x42, true), Ok(()));
     let file = OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap();
@@ -27,7 +27,7 @@ fn a_shortened_file_is_an_error_not_old_data() {
 
 /// A success beside a failure would confirm data that the kernel has reported as lost.
 #[test]
-fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
+fn flushes_during_a_running_sync_share_the_next_sync() {
     let (mut bench, backing) = Bench::with_file(512);
     for _ in 0..5 {
         bench.submit(IoRequest::Flush);
@@ -53,7 +53,7 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
 
 /// Between release and acquisition of an image another gateway serves it: what waits here is late.
 #[test]
-fn what_has_not_started_when_its_store_is_replaced_is_not_executed() {
+fn queued_operations_of_a_replaced_device_are_not_executed() {
     let mut bench = Bench::new(1);
     let old = bench.file("disk.img", 512);
     bench.ring.attach(STORE, Arc::clone(&old)).unwrap();
@@ -79,7 +79,7 @@ fn what_has_not_started_when_its_store_is_replaced_is_not_executed() {
 /// Its store may be lost before it starts: data written after the running one began are not durable
 /// then.
 #[test]
-fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
+fn a_queued_flush_leaves_the_device_unsynced() {
     let (mut bench, backing) = Bench::with_file(512);
     let health = backing.health();
     bench.submit(IoRequest::Flush);
@@ -93,7 +93,7 @@ fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
 }
 
 #[test]
-fn a_flush_that_is_made_to_wait_has_begun_nothing() {
+fn a_stalled_flush_leaves_the_device_unsynced() {
     let (mut bench, backing) = Bench::with_file(512);
     let health = backing.health();
     health.set_fault(InjectedFault::Stall);
@@ -118,7 +118,7 @@ fn each_ring_synchronises_an_open_file_of_its_own() {
 }
 
 #[test]
-fn a_failed_flush_sticks_until_the_store_is_reopened() {
+fn a_failed_flush_is_sticky_until_the_device_is_reopened() {
     let (mut bench, backing) = Bench::with_file(512);
     backing.fail_sync(Status::WRITE_FAULT);
     assert_eq!(bench.run(IoRequest::Flush), Err(Status::WRITE_FAULT));
@@ -133,7 +133,7 @@ fn a_failed_flush_sticks_until_the_store_is_reopened() {
 }
 
 #[test]
-fn a_store_that_is_told_to_fail_fails_as_a_real_one() {
+fn injected_faults_act_like_real_device_errors() {
     let (mut bench, backing) = Bench::with_file(512);
     let health = backing.health();
     assert_eq!(bench.write(0, 4096, 0x11, true), Ok(()));
@@ -161,7 +161,7 @@ fn a_store_that_is_told_to_fail_fails_as_a_real_one() {
 }
 
 #[test]
-fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
+fn a_hanging_device_delays_no_other_and_its_io_can_be_cancelled() {
     let (mut bench, hung) = Bench::with_file(512);
     let other = bench.file("other.img", 512);
     bench.ring.attach(DeviceId(2), other).unwrap();
@@ -201,7 +201,7 @@ fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
 
 /// All hosts of a store that blocks time out at about the same time.
 #[test]
-fn what_was_asked_back_leaves_nothing_behind() {
+fn cancelled_operations_leave_no_state_in_the_ring() {
     const WISH: Tag = 1 << 20;
     let mut bench = Bench::new(512);
     let hung = bench.file("disk.img", 512);

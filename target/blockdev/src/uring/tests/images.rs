@@ -47,7 +47,7 @@ fn says(outcome: Result<Arc<BackingDevice>, OpenError>, parts: &[&str]) {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn every_operation_on_an_image() {
+fn every_operation_works_on_an_rbd_image() {
     for block in [512, 4096] {
         let (mut bench, image) = (Bench::new(8), image());
         let backing =
@@ -65,7 +65,7 @@ fn every_operation_on_an_image() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn an_image_agrees_with_a_model() {
+fn rbd_image_contents_match_a_model_after_any_operations() {
     let mut runner = TestRunner::new(Config::with_cases(6));
     let acts = (proptest::collection::vec(act(), 1..60), any::<bool>());
     let outcome = runner.run(&acts, |(acts, large)| {
@@ -81,7 +81,7 @@ fn an_image_agrees_with_a_model() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn operations_of_an_image_wait_for_a_slot_and_the_end_of_a_ring_for_them() {
+fn image_operations_wait_for_a_slot_and_ring_drop_waits_for_them() {
     let (mut bench, backing, name) = with_image(3);
     for n in 0..200u64 {
         let from = bench.filled(4096, n as u8);
@@ -112,7 +112,7 @@ fn operations_of_an_image_wait_for_a_slot_and_the_end_of_a_ring_for_them() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn an_image_is_served_once_and_a_refusal_says_why() {
+fn an_image_is_opened_once_and_open_errors_name_the_cause() {
     let (bench, backing, name) = with_image(8);
     let owner = examine(&cluster("admin"), &name, false).unwrap().owner.expect("it is locked");
     says(open(&name, &cluster("admin")), &["in use", &owner, "exclusive lock"]);
@@ -136,7 +136,12 @@ fn an_image_is_served_once_and_a_refusal_says_why() {
 fn take_and_abort(name: &ImageName, cluster: &ClusterConfig) {
     let addresses = cluster.addresses.as_ref().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "uring::tests::images::the_killed_process", "--nocapture"])
+        .args([
+            "--ignored",
+            "--exact",
+            "uring::tests::images::a_process_writes_to_an_image_and_aborts",
+            "--nocapture",
+        ])
         .env(LEFTOVER, format!("{name} {}", addresses.display()))
         .stdout(Stdio::null())
         .spawn()
@@ -163,7 +168,7 @@ fn the_lock_of_a_killed_process_of_the_same_daemon_is_broken() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn the_lock_of_another_daemon_that_was_killed_is_broken_when_the_cluster_knows() {
+fn the_lock_of_another_killed_daemon_is_broken_after_watch_timeout() {
     tool("ceph config set osd osd_client_watch_timeout 5");
     let (name, dir) = (image(), crate::testing::directory());
     let other = ClusterConfig { addresses: Some(dir.path().join("a")), ..cluster("nvmfd") };
@@ -186,7 +191,7 @@ fn the_lock_of_another_daemon_that_was_killed_is_broken_when_the_cluster_knows()
 
 #[test]
 #[ignore = "the process of the_lock_of_a_killed_process_of_the_same_daemon_is_broken"]
-fn the_killed_process() {
+fn a_process_writes_to_an_image_and_aborts() {
     let Ok(leftover) = std::env::var(LEFTOVER) else { return };
     let (name, addresses) = leftover.split_once(' ').unwrap();
     let own = ClusterConfig { addresses: Some(addresses.into()), ..cluster("nvmfd") };
@@ -200,7 +205,7 @@ fn the_killed_process() {
 /// believes the former one killed.
 #[test]
 #[ignore = "needs a cluster"]
-fn a_client_that_was_excluded_serves_nothing_and_returns_with_the_lock_only() {
+fn a_blocklisted_client_fails_io_and_reopens_only_with_the_lock() {
     let (name, dir) = (image(), crate::testing::directory());
     let own = ClusterConfig { addresses: Some(dir.path().join("a")), ..cluster("nvmfd") };
     let mut bench = Bench::new(8);
@@ -221,7 +226,7 @@ fn a_client_that_was_excluded_serves_nothing_and_returns_with_the_lock_only() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn an_image_grows_in_service_and_a_shrunk_one_is_not_served() {
+fn an_image_grows_online_and_a_shrunk_image_is_not_served() {
     let (mut bench, backing, name) = with_image(8);
     let kind = config(&name, &cluster("nvmfd"), 4096).kind;
     assert_eq!(backing.next_size(&kind), Ok(None));
@@ -240,7 +245,7 @@ fn an_image_grows_in_service_and_a_shrunk_one_is_not_served() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn a_full_pool_is_capacity_exceeded_and_reads_go_on() {
+fn writes_to_a_full_pool_fail_with_capacity_exceeded_and_reads_work() {
     let (mut bench, image) = (Bench::new(8), image());
     tool(&format!("rbd resize --size 64M {image}"));
     bench.ring.attach(STORE, open(&image, &cluster("nvmfd")).unwrap()).unwrap();
@@ -268,7 +273,7 @@ fn a_full_pool_is_capacity_exceeded_and_reads_go_on() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn a_cluster_that_hangs_holds_up_no_other_store_and_goes_on() {
+fn a_hanging_cluster_delays_no_other_device_and_its_io_resumes() {
     let (mut bench, _, _) = with_image(2048);
     let config = BackingConfig {
         kind: BackingKind::Ram { size: SIZE },
@@ -320,7 +325,7 @@ const ELSEWHERE: Status = Status::ANA_INACCESSIBLE;
 
 #[test]
 #[ignore = "needs a cluster"]
-fn an_image_in_standby_is_known_and_not_touched() {
+fn a_standby_image_accepts_no_io_and_takes_no_lock() {
     let (mut bench, owner, name) = with_image(8);
     assert_eq!(bench.write(0, 4096, 0x11, false), Ok(()));
     let held = examine(&cluster("admin"), &name, false).unwrap().owner;
@@ -350,7 +355,7 @@ fn an_image_in_standby_is_known_and_not_touched() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn an_image_is_taken_from_an_owner_that_is_excluded_and_handed_back() {
+fn an_image_is_acquired_from_a_fenced_owner_and_returned_later() {
     let ([(mut one, old), (mut other, new)], name) = with_two_gateways();
     old.acquire(&[]).unwrap();
     assert_eq!(one.write(0, 4096, 0x11, false), Ok(()));
@@ -379,7 +384,7 @@ fn an_image_is_taken_from_an_owner_that_is_excluded_and_handed_back() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn what_has_started_lands_before_an_image_is_released_and_nothing_after() {
+fn only_writes_started_before_an_image_release_are_executed() {
     let ([(mut one, old), (mut other, new)], _) = with_two_gateways();
     for round in 1..=5u8 {
         old.acquire(&[]).unwrap();
@@ -407,7 +412,7 @@ fn what_has_started_lands_before_an_image_is_released_and_nothing_after() {
 
 #[test]
 #[ignore = "needs a cluster"]
-fn an_abandoned_client_refuses_at_once_and_keeps_what_it_has_started() {
+fn an_abandoned_client_rejects_new_io_and_completes_started_io() {
     let ([(mut one, old), _], _) = with_two_gateways();
     old.acquire(&[]).unwrap();
     signal("osd.0", "STOP");

@@ -9,7 +9,7 @@ use super::{Bench, STORE, every_operation};
 use crate::uring::*;
 
 #[test]
-fn the_end_of_a_ring_waits_for_the_kernel() {
+fn ring_drop_waits_for_operations_in_the_kernel() {
     let (mut bench, _) = Bench::with_file(4096);
     for n in 0..8u64 {
         let from = bench.filled(1 << 16, 0x33);
@@ -100,7 +100,7 @@ fn an_unwatched_socket_frees_its_port() {
 
 /// A kernel without room for the region, as with the limit of locked memory of an ordinary user.
 #[test]
-fn an_unregistered_region_works_too() {
+fn every_operation_works_without_registered_memory() {
     let (mut bench, _) = Bench::with_file(512);
     bench.ring.memory.registered = false;
     every_operation(&mut bench, 512);
@@ -109,7 +109,7 @@ fn an_unregistered_region_works_too() {
 
 /// Forces the configurations for older kernels on this one.
 #[test]
-fn every_kind_of_ring_works() {
+fn every_operation_works_with_each_io_uring_setup() {
     for rung in 0..LADDER.len() {
         let mut bench = Bench::new(8);
         let io = set_up(8, &LADDER[rung..=rung]).unwrap();
@@ -131,7 +131,7 @@ fn every_kind_of_ring_works() {
 
 /// The largest ring that the limits allow.
 #[test]
-fn the_largest_ring_can_be_made() {
+fn the_largest_ring_can_be_set_up() {
     let bench = Bench::new(u32::MAX);
     assert_eq!(bench.ring.flights.slots.len(), MAX_OPS as usize);
 }

@@ -10,7 +10,7 @@ use crate::uring::*;
 use crate::{BackingConfig, BackingKind, InjectedFault};
 
 #[test]
-fn every_operation_on_ram() {
+fn every_operation_works_on_a_ram_device() {
     let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
     every_operation(&mut bench, 512);
     assert!(!backing.has_volatile_cache() && backing.can_discard());
@@ -21,7 +21,7 @@ fn every_operation_on_ram() {
 
 /// What one host writes at once keeps no other waiting.
 #[test]
-fn large_copies_in_memory_take_several_rounds_and_a_small_one_none() {
+fn large_ram_copies_do_not_delay_small_ones() {
     const LARGE: u32 = 32 << 10;
     let size = 8 * u64::from(LARGE);
     let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size });
@@ -54,7 +54,7 @@ fn large_copies_in_memory_take_several_rounds_and_a_small_one_none() {
 
 /// Those that wait for a round can be cancelled, and leave nothing behind.
 #[test]
-fn a_large_copy_in_memory_that_waits_is_cancelled() {
+fn a_queued_large_ram_copy_can_be_cancelled() {
     let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size: SIZE });
     for tag in 0..8 {
         let from = bench.filled(64 << 10, 1);
@@ -78,7 +78,7 @@ fn a_large_copy_in_memory_that_waits_is_cancelled() {
 
 /// Whole huge pages are deallocated by a worker of the kernel, what is left of others before.
 #[test]
-fn a_deallocation_over_huge_pages_ends_where_it_shall() {
+fn a_deallocation_over_huge_pages_clears_exactly_its_range() {
     const HUGE: u64 = 2 << 20;
     let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size: 4 * HUGE });
     let (start, end) = (HUGE - 512, 3 * HUGE + 512);
@@ -94,7 +94,7 @@ fn a_deallocation_over_huge_pages_ends_where_it_shall() {
 
 /// One block is atomic (AWUN): the kernel copies to and from memory without a lock of both.
 #[test]
-fn a_block_in_memory_is_read_whole_while_another_ring_writes_it() {
+fn ram_block_reads_are_atomic_during_writes_of_another_ring() {
     const BLOCK: u32 = 4096;
     let kind = BackingKind::Ram { size: SIZE };
     let config = BackingConfig { kind, block_size_bytes: BLOCK, read_only: false, shared: false };
@@ -121,7 +121,7 @@ fn a_block_in_memory_is_read_whole_while_another_ring_writes_it() {
 
 /// The kernel clears part of a page in place.
 #[test]
-fn a_block_in_memory_is_read_whole_while_another_ring_deallocates_it() {
+fn ram_block_reads_are_atomic_during_deallocation_by_another_ring() {
     const AT: u64 = 512;
     let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
     let deallocated = AtomicBool::new(false);
@@ -146,7 +146,7 @@ fn a_block_in_memory_is_read_whole_while_another_ring_deallocates_it() {
 
 /// The directory is on tmpfs, which allows direct I/O since Linux 6.6.
 #[test]
-fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
+fn every_operation_works_on_tmpfs_without_kernel_workers() {
     let mut bench = Bench::new(8);
     bench.dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let kind = BackingKind::File { path: bench.path("disk.img"), size: Some(SIZE) };
@@ -176,7 +176,7 @@ fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
 }
 
 #[test]
-fn null_hands_out_zeros_never_what_was_there() {
+fn a_null_device_always_reads_as_zeros() {
     let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
     assert_eq!(bench.write(0, 4096, 0x55, true), Ok(()));
     assert_eq!(bench.read(0, 4096), Ok(vec![0; 4096]));

@@ -10,7 +10,7 @@ use crate::uring::*;
 
 /// Operations beyond its share are parked with the store, and start in order.
 #[test]
-fn no_store_has_all_slots_beside_another() {
+fn no_device_occupies_all_ring_slots_while_another_is_attached() {
     const MANY: u64 = 1000;
     let mut bench = Bench::new(2048);
     let [share_alone, share] = bench.ring.flights.shares;
@@ -58,7 +58,7 @@ fn no_store_has_all_slots_beside_another() {
 
 /// An operation that waits for an fsync of others is not in the kernel.
 #[test]
-fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
+fn flushes_waiting_for_a_shared_sync_are_cancellable_and_block_no_io() {
     let share = u64::from(worker_quota::SHARES[1]);
     let mut bench = Bench::new(2048);
     let (store, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
@@ -89,7 +89,7 @@ fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
 /// The queue of the kernel for its workers is shared by all stores.
 #[test]
 #[ignore = "needs root, a loop device and mkfs.ext4"]
-fn a_store_that_hangs_leaves_workers_to_others() {
+fn a_hanging_device_leaves_kernel_workers_to_others() {
     const MANY: u64 = 3000;
     let mut bench = Bench::new(4096);
     let disk = bench.path("ext4");

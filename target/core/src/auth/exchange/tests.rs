@@ -178,7 +178,7 @@ fn written(emit: impl FnOnce(&mut [u8]) -> Option<usize>) -> Vec<u8> {
 }
 
 #[test]
-fn every_hash_with_every_group_both_ways() {
+fn every_hash_and_dh_group_authenticates_in_both_directions() {
     for hash in HashId::ALL {
         for group in GroupId::ALL {
             // The largest groups take long: they are tested only with proofs in both directions.
@@ -196,7 +196,7 @@ fn every_hash_with_every_group_both_ways() {
 }
 
 #[test]
-fn ours_is_the_choice_among_what_the_host_offers() {
+fn the_target_policy_selects_the_hash_and_dh_group() {
     let mut target = Target::new();
     target.policy.hashes = vec![HashId::SHA512, HashId::SHA256];
     target.policy.groups = vec![GroupId::FFDHE2048, GroupId::NULL];
@@ -208,7 +208,7 @@ fn ours_is_the_choice_among_what_the_host_offers() {
 }
 
 #[test]
-fn a_host_that_would_weaken_what_is_agreed_gets_nowhere() {
+fn a_host_cannot_weaken_the_negotiated_authentication() {
     let mut target = Target::new();
     target.policy = Policy { hashes: vec![HashId::SHA512], groups: vec![GroupId::FFDHE3072] };
     let host = Host { hashes: vec![HashId::SHA256, HashId(0), HashId(200)], ..Host::new() };
@@ -237,7 +237,7 @@ fn a_host_that_would_weaken_what_is_agreed_gets_nowhere() {
 }
 
 #[test]
-fn a_public_value_that_gives_the_secret_away_fails() {
+fn degenerate_dh_public_values_fail_authentication() {
     for value in [0u8, 1] {
         let mut target = Target::new();
         let host = Host { groups: vec![GroupId::FFDHE2048], ..Host::new() };
@@ -274,7 +274,7 @@ fn a_host_without_a_key_fails() {
 }
 
 #[test]
-fn a_proof_of_ours_that_we_cannot_give_fails() {
+fn a_controller_challenge_without_a_controller_key_fails() {
     let mut target = Target::new();
     let host = Host { controller: Some(Secret::parse(OTHER).unwrap()), ..Host::new() };
     target.send(&host.negotiate());
@@ -284,7 +284,7 @@ fn a_proof_of_ours_that_we_cannot_give_fails() {
 }
 
 #[test]
-fn our_own_challenge_is_no_challenge_to_us() {
+fn a_reflected_controller_challenge_is_refused() {
     let mut target = Target { controller: Some(OTHER), ..Target::new() };
     let host = Host { controller: Some(Secret::parse(OTHER).unwrap()), ..Host::new() };
     target.send(&host.negotiate());
@@ -296,7 +296,7 @@ fn our_own_challenge_is_no_challenge_to_us() {
 }
 
 #[test]
-fn what_was_heard_once_proves_nothing_later() {
+fn replayed_replies_are_refused() {
     let host = Host::new();
     let mut target = Target::new();
     target.send(&host.negotiate());
@@ -326,7 +326,7 @@ fn what_was_heard_once_proves_nothing_later() {
 }
 
 #[test]
-fn what_comes_or_is_asked_out_of_order_fails() {
+fn out_of_order_messages_and_fetches_fail() {
     let host = Host { controller: Some(Secret::parse(OTHER).unwrap()), ..Host::new() };
     let with_key = || Target { controller: Some(OTHER), ..Target::new() };
     let mut target = with_key();
@@ -357,7 +357,7 @@ fn what_comes_or_is_asked_out_of_order_fails() {
 }
 
 #[test]
-fn a_second_message_before_the_first_is_worked_off_fails_and_the_work_is_void() {
+fn a_message_during_processing_of_another_fails_the_exchange() {
     let mut exchange = Exchange::new(host(), disk(), Instant::now());
     let mut target = Target::new();
     std::mem::swap(&mut target.exchange, &mut exchange);
@@ -377,7 +377,7 @@ fn a_second_message_before_the_first_is_worked_off_fails_and_the_work_is_void() 
 }
 
 #[test]
-fn there_is_an_end_to_attempts_and_to_time() {
+fn attempts_and_duration_of_an_exchange_are_bounded() {
     let host = Host::new();
     let mut target = Target::new();
     for _ in 0..MOST_ATTEMPTS {
@@ -402,7 +402,7 @@ fn there_is_an_end_to_attempts_and_to_time() {
 }
 
 #[test]
-fn a_buffer_too_small_can_be_asked_for_again() {
+fn a_fetch_with_a_too_small_buffer_can_be_repeated() {
     let host = Host::new();
     let mut target = Target::new();
     target.send(&host.negotiate());
@@ -418,7 +418,7 @@ fn a_buffer_too_small_can_be_asked_for_again() {
 }
 
 #[test]
-fn authenticated_again_and_again_and_not_any_more_when_it_fails() {
+fn a_host_can_reauthenticate_repeatedly_until_a_failure() {
     let host = Host::new();
     let mut target = Target::new();
     for _ in 0..10 {
@@ -455,7 +455,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// Random messages of a host without the secret, in any order: no other command is executed.
     #[test]
-    fn nobody_is_authenticated_without_the_secret(
+    fn no_host_is_authenticated_without_the_secret(
         steps in prop::collection::vec(step(), 1..40), mutual: bool,
     ) {
         let mut target = Target::new();
@@ -489,7 +489,7 @@ proptest! {
 
     /// One bit of the host's answer changed anywhere: it fails.
     #[test]
-    fn every_bit_of_an_answer_counts(at in 0usize..48, bit in 0u8..8) {
+    fn a_reply_with_any_changed_bit_fails(at in 0usize..48, bit in 0u8..8) {
         let host = Host::new();
         let mut target = Target::new();
         target.send(&host.negotiate());

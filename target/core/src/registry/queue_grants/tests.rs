@@ -14,7 +14,7 @@ use crate::subsystem::testing::sample;
 /// Otherwise two connections every 30 seconds, under a known name, would leave one I/O queue to
 /// every other host.
 #[test]
-fn nothing_is_kept_for_who_only_claims_a_name() {
+fn unauthenticated_hosts_reserve_no_queues() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 4032);
     registry.publish(offered(AccessPolicy::default()));
@@ -47,7 +47,7 @@ fn nothing_is_kept_for_who_only_claims_a_name() {
 }
 
 #[test]
-fn controllers_that_come_together_are_promised_what_there_is_for_both() {
+fn concurrent_controllers_are_granted_only_remaining_receives() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 4032);
     registry.publish(offered(AccessPolicy::default()));
@@ -70,7 +70,7 @@ fn controllers_that_come_together_are_promised_what_there_is_for_both() {
 
 /// After a power failure all hosts of a target that is sized for them connect at the same time.
 #[test]
-fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
+fn concurrent_listed_hosts_are_granted_all_receives() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 4 * 16 * 128);
     let hosts = (0..4).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<BTreeSet<_>>();
@@ -85,7 +85,7 @@ fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
 
 /// As above over connections: connected and not admitted ones are the promised ones.
 #[test]
-fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
+fn listed_hosts_get_all_queues_in_any_order_of_connects() {
     const HOSTS: usize = 4;
     const QUEUES: u16 = 3;
     let (admin, io) = (32, 128);

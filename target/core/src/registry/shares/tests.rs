@@ -14,7 +14,7 @@ use crate::subsystem::testing::sample;
 /// Hosts of a subsystem that admits all could otherwise exclude those of the others, by connecting
 /// all queues that they are granted.
 #[test]
-fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
+fn unlisted_hosts_leave_a_quarter_of_the_queues_to_listed_hosts() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
     // 32 I/O queues.
     let registry = Registry::new(vec![sender], 100, 32 * 128);
@@ -64,7 +64,7 @@ fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
 /// Otherwise one host of a target that admits all could exclude the others, by connecting all queues
 /// that its controllers are granted.
 #[test]
-fn hosts_of_one_source_leave_a_quarter_to_those_of_others() {
+fn hosts_of_one_source_leave_a_quarter_of_the_queues() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
     // 32 I/O queues.
     let registry = Registry::new(vec![sender], 100, 32 * 128);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_is_slow_and_a_busy_moment_is_not() {
+    fn a_one_second_hold_is_slow_and_a_short_burst_is_not() {
         let mut times = HoldTimes::default();
         assert_eq!(note(&mut times, Promptness::New, 1, 1000 * MS), Promptness::Slow);
         let prompt = note(&mut times, Promptness::New, 2000, PROMPT_NS);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_associations_leave_an_eighth_to_new_ones_and_two_thirds_to_prompt_ones() {
+    fn slow_associations_leave_buffers_to_new_and_prompt_associations() {
         let mut times = HoldTimes::default();
         let hold = |times: &mut HoldTimes| {
             let (mut free, mut held) = (960_u64, 0);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_association_holds_is_counted_as_it_is_now() {
+    fn held_bytes_follow_the_current_class_of_an_association() {
         let mut times = HoldTimes::default();
         times.charge(Promptness::New, 7);
         let slow = times.note(Promptness::New, 7, false).unwrap();

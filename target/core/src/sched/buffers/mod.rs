@@ -741,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_closes_takes_its_entries_out_of_both_lines() {
+    fn a_closed_queue_is_removed_from_both_wait_queues() {
         let (mut waiters, a, b) = waiters();
         for (share, key, slot) in
             [(Some(a), 1, 0), (Some(b), 2, 0), (Some(a), 1, 1), (None, 1, 2), (Some(b), 2, 1)]
@@ -761,7 +761,7 @@ mod tests {
     /// All commands of all queues wait, for limits and for buffers, and no wait queue allocates
     /// memory.
     #[test]
-    fn nothing_is_allocated_when_all_wait() {
+    fn waiting_commands_allocate_no_memory() {
         let mut waiters = BufferScheduler::default();
         let (hosts, queues, commands) = (9u32, 5u32, 33u16);
         for host in 0..hosts {
@@ -827,7 +827,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_buffers_is_not_overtaken_and_who_holds_too_many_is() {
+    fn only_commands_of_hosts_over_their_share_are_overtaken() {
         let (mut waiters, a, b) = waiters();
         waiters.push(Some(a), waiter(1, 0), Some(TryAlloc::Short));
         waiters.push(Some(b), waiter(2, 0), None);
@@ -846,7 +846,7 @@ mod tests {
     }
 
     #[test]
-    fn one_host_holds_four_times_what_is_free_and_each_may_hold_something() {
+    fn a_host_holds_at_most_four_times_the_free_bytes() {
         let (mut waiters, a, b) = waiters();
         let (mut free, mut held) = (100, 0);
         while waiters.allows(a, &wish(None, 1, free)) && free > 0 {
@@ -863,7 +863,7 @@ mod tests {
     }
 
     #[test]
-    fn one_namespace_of_several_holds_as_much_as_is_free() {
+    fn a_namespace_of_several_holds_at_most_as_much_as_is_free() {
         let (mut waiters, a, _) = waiters();
         let (hung, other) = (NsIndex::of(1), NsIndex::of(2));
         let mut free = 100;
@@ -883,7 +883,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_other_namespaces_pass_those_whose_namespace_holds_too_much() {
+    fn commands_overtake_those_of_namespaces_over_their_share() {
         let (mut waiters, a, b) = waiters();
         let of = |nsid, slot| QueuedCommand { lane: Some(NsIndex::of(nsid)), ..waiter(1, slot) };
         waiters.charge(a, NsIndex::of(1), None, 50);
@@ -903,7 +903,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_passed_and_gets_nothing_ends_the_asking() {
+    fn a_refused_overtaking_command_ends_the_round() {
         let (mut waiters, a, b) = waiters();
         waiters.charge(a, NsIndex::of(1), None, 50);
         let hung = QueuedCommand { lane: Some(NsIndex::of(1)), ..waiter(1, 0) };
@@ -921,7 +921,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_gets_a_quarter_of_the_receives_and_all_together_half() {
+    fn a_device_holds_a_quarter_of_the_receives_and_all_devices_half() {
         let mut waiters = BufferScheduler::default();
         let stores: Vec<DeviceSlot> = (0..4).map(|id| DeviceSlot::of(DeviceId(id))).collect();
         let mut held = Vec::new();
@@ -943,7 +943,7 @@ mod tests {
 
     /// No large buffer is free, and the bytes held for the device endanger no host.
     #[test]
-    fn hosts_that_share_a_store_hold_little_for_it_where_little_is_free() {
+    fn hosts_of_a_shared_device_hold_little_when_buffers_are_scarce() {
         let (mut waiters, a, b) = waiters();
         let store = Some(DeviceSlot::of(DeviceId(3)));
         let page = |free_bytes| BufferDemand {
@@ -964,7 +964,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn where_much_is_free_no_rule_forbids_anything(
+        fn no_limit_applies_while_many_buffers_are_free(
             held in proptest::array::uniform8(0u32..50),
             (wanted, free, largest) in (1u64..50, 0u64..400, 1u64..50),
             (lane, store) in (0u32..3, 3u32..5),
@@ -984,7 +984,7 @@ mod tests {
 
     /// There may be thousands, and there is a turn every few microseconds.
     #[test]
-    fn of_those_who_wait_for_one_closed_store_only_the_first_is_looked_at() {
+    fn only_the_first_waiter_of_a_blocked_device_is_examined() {
         looked_at(None);
         // The same if the host has other namespaces, for which no command waits.
         looked_at(Some(NsIndex::of(1)));
@@ -1048,7 +1048,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_hanging_disk_holds_does_not_count_when_other_hosts_are_busy() {
+    fn buffers_held_by_a_hanging_device_do_not_reduce_the_host_share() {
         let (mut waiters, a, b) = waiters();
         let (hung, other) = (NsIndex::of(1), NsIndex::of(2));
         waiters.charge(a, hung, None, 50);
@@ -1071,7 +1071,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_waited_for_in_vain_lets_others_pass_and_is_served_from_what_is_set_aside() {
+    fn a_starved_command_is_overtaken_and_served_from_a_reserve() {
         let (mut waiters, a, b) = waiters();
         let mut room = PoolState { whole_bytes: 4, ..room(100) };
         let large = QueuedCommand { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
@@ -1115,7 +1115,7 @@ mod tests {
 
     /// It would get the part again and again, and could not use it.
     #[test]
-    fn nothing_is_set_aside_for_a_store_that_holds_too_much() {
+    fn no_buffers_are_reserved_for_a_device_over_its_share() {
         let (mut waiters, a, b) = waiters();
         let (hung, well) = (Some(DeviceSlot::of(DeviceId(3))), Some(DeviceSlot::of(DeviceId(4))));
         let room = PoolState { whole_bytes: 4, ..room(40) };
@@ -1149,7 +1149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_claims_is_served_as_any_other_when_there_is_a_buffer_and_leaves_no_claim() {
+    fn a_claimant_served_from_free_buffers_leaves_no_claim() {
         let (mut waiters, a, _) = waiters();
         let room = PoolState { whole_bytes: 4, ..room(100) };
         let large = QueuedCommand { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_ones_alternate_with_others_and_wait_together() {
+    fn slow_entries_alternate_with_others_and_can_be_skipped() {
         let mut turns = RoundRobin::default();
         [1, 2, 3, 11, 12].into_iter().for_each(|number| turns.push_back(number, number > 10));
         assert_eq!(round(&mut turns, false), [1, 11, 2, 12, 3]);

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_barred_from_what_he_erases() {
+    fn a_host_cannot_lose_access_while_erasing_a_namespace() {
         let (own, other) = ([1; 16], [2; 16]);
         let reservation = Reservation::volatile("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1);
         let held = reservation.hold(&own).unwrap();

@@ -49,7 +49,7 @@ fn the_examples_of_nvmetcli_are_read() {
 }
 
 #[test]
-fn examples_of_what_cannot_be_served_say_why() {
+fn examples_that_cannot_be_served_report_the_reason() {
     for (text, why) in [
         (include_str!("examples/nvmetcli-loop.json"), "its transport is \"loop\""),
         (include_str!("examples/nvmetcli-fc.json"), "its transport is \"fc\""),
@@ -63,7 +63,7 @@ fn examples_of_what_cannot_be_served_say_why() {
 }
 
 #[test]
-fn what_spdk_saves_is_read() {
+fn a_saved_spdk_configuration_is_imported() {
     let saved = spdk(include_str!("examples/spdk-saved.json"), nothing_there).unwrap();
     told(
         &saved,

@@ -111,7 +111,7 @@ fn told(remarks: &[String], words: &str) {
 }
 
 #[test]
-fn hosts_find_the_disks_of_the_kernels_target_again() {
+fn import_from_nvmet_preserves_identities_visible_to_hosts() {
     let Imported { text, remarks } = nvmet(NVMET, look).expect("a configuration");
     let config = Config::parse(&text).expect("no mistake");
     assert_eq!(config.limits.in_capsule_bytes, 16384, "TCP's size is not taken");
@@ -158,7 +158,7 @@ fn hosts_find_the_disks_of_the_kernels_target_again() {
 }
 
 #[test]
-fn the_calls_of_spdk_make_the_same_disks() {
+fn import_of_spdk_rpc_calls_yields_equivalent_namespaces() {
     let Imported { text, remarks } = spdk(SPDK, look).expect("a configuration");
     let config = Config::parse(&text).expect("no mistake");
     assert_eq!((config.limits.queue_depth, config.limits.io_queues), (128, 8));
@@ -191,7 +191,7 @@ fn the_calls_of_spdk_make_the_same_disks() {
 }
 
 #[test]
-fn a_guess_at_the_blocks_of_a_disk_is_told() {
+fn guessed_block_sizes_are_reported() {
     // SPDK omits values that it has detected itself.
     let elsewhere = |_: &Path| None;
     let text = r#"{"subsystems": [{"subsystem": "bdev", "config": [
@@ -220,7 +220,7 @@ fn a_guess_at_the_blocks_of_a_disk_is_told() {
 }
 
 #[test]
-fn what_is_no_saved_configuration_is_refused_with_a_reason() {
+fn files_that_are_no_saved_configuration_are_refused_with_a_reason() {
     for import in IMPORTS {
         assert!(matches!(import("{"), Err(ImportError::NotJson(_))));
         for text in ["{}", "[]", "1", "{\"subsystems\": 1}"] {
@@ -234,7 +234,7 @@ fn what_is_no_saved_configuration_is_refused_with_a_reason() {
 }
 
 #[test]
-fn nothing_of_a_foreign_file_leaves_its_comment() {
+fn imported_text_cannot_escape_from_comments() {
     let text = NVMET.replace("192.0.2.8", "x\\nprovider = \\\"verbs\\\"\\u0085\\u2028");
     let imported = nvmet(&text, look).expect("a configuration");
     let config = Config::parse(&imported.text).expect("no mistake");
@@ -318,7 +318,7 @@ fn disturb(value: &mut Value, countdown: &mut usize, new: &Value, double: bool) 
 
 proptest! {
     #[test]
-    fn what_comes_out_never_has_a_mistake(
+    fn imported_configurations_never_contain_errors(
         changes in prop::collection::vec((0_usize..170, strange(), any::<bool>()), 1..8)
     ) {
         for import in IMPORTS {

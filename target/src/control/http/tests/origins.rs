@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use super::{ask, get, stage, text};
 
 #[test]
-fn strange_requests_are_refused_in_words() {
+fn invalid_http_requests_are_refused_with_a_problem_document() {
     stage("").visit(|socket| {
         for (head, status) in
             [("GET /v2 HTTP/1.1\r\nHost: x", 404), ("DELETE /v1/status HTTP/1.1\r\nHost: x", 405)]
@@ -27,7 +27,7 @@ fn strange_requests_are_refused_in_words() {
 }
 
 #[test]
-fn the_loopback_address_is_for_reading_by_its_own_name() {
+fn the_loopback_listener_is_read_only_and_checks_the_host_header() {
     // An address of its own, which no other process on this machine is expected to use.
     stage("http = \"127.0.43.9:4480\"\n").visit(|_| {
         let at = SocketAddr::from(([127, 0, 43, 9], 4480));
@@ -108,7 +108,7 @@ fn pages_of_other_sites_change_nothing_and_read_nothing() {
 }
 
 #[test]
-fn the_console_is_served_with_a_policy_unless_it_is_turned_off() {
+fn the_console_is_served_with_a_csp_unless_it_is_disabled() {
     let paths = ["/", "/console/main.js", "/console/style.css"];
     stage("").visit(move |socket| {
         for path in paths {

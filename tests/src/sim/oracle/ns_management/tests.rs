@@ -55,7 +55,7 @@ fn listed(made: &mut NsManagementOracle, op: u32, nsids: &[u32]) -> bool {
 const ATTACH: NsCommand = NsCommand::Attach { nsid: 3, cntlid: 1 };
 
 #[test]
-fn what_was_answered_is_there_and_no_id_is_given_twice() {
+fn created_namespaces_survive_restarts_and_ids_are_unique() {
     let mut made = made();
     assert!(done(&mut made, 1, CREATE, 3));
     assert!(listed(&mut made, 2, &[3]) && !listed(&mut made, 3, &[]));
@@ -65,7 +65,7 @@ fn what_was_answered_is_there_and_no_id_is_given_twice() {
 }
 
 #[test]
-fn an_order_without_an_answer_is_done_or_not_until_somebody_looks() {
+fn a_lost_command_is_undecided_until_the_list_is_read() {
     for there in [true, false] {
         let mut made = made();
         made.leaves(1, CREATE, 0, 10);
@@ -79,7 +79,7 @@ fn an_order_without_an_answer_is_done_or_not_until_somebody_looks() {
 }
 
 #[test]
-fn rules_and_quota_are_as_things_are() {
+fn error_statuses_must_match_quota_and_attachments() {
     let mut made = made();
     let large = NsCommand::Create { blocks: 20, shift: 12, private: true };
     assert!(done(&mut made, 1, large, 3));
@@ -94,7 +94,7 @@ fn rules_and_quota_are_as_things_are() {
 }
 
 #[test]
-fn blocks_hold_what_was_written_and_nothing_of_a_namespace_before() {
+fn new_namespaces_read_zeros_and_never_earlier_data() {
     let mut made = made();
     assert!(done(&mut made, 1, CREATE, 3));
     assert!(!done(&mut made, 2, NsCommand::Put(PLACE), 0), "it is attached to nobody");

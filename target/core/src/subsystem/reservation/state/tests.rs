@@ -57,7 +57,7 @@ fn done(state: &mut State, host: &HostId, order: &Order) -> Effect {
 }
 
 #[test]
-fn who_may_what_is_the_table_of_the_documents() {
+fn access_rights_match_the_reservation_table_of_the_specification() {
     // "Command Behavior in the Presence of a Reservation": read and write command group, of the
     // holder, of another registrant, of a host that is not registered.
     let table = [
@@ -81,7 +81,7 @@ fn who_may_what_is_the_table_of_the_documents() {
 }
 
 #[test]
-fn registering_replacing_unregistering() {
+fn hosts_register_replace_and_unregister_keys() {
     let mut state = State::default();
     assert_eq!(refused(&state, &A, &register(RegisterAction::REGISTER, 0, 0)), 0x002);
     done(&mut state, &A, &register(RegisterAction::REGISTER, 99, KEY_A));
@@ -132,7 +132,7 @@ fn persistence_is_changed_by_register_and_by_the_feature() {
 }
 
 #[test]
-fn acquiring() {
+fn registrants_can_acquire_every_reservation_type() {
     for rtype in ReservationType::ALL {
         let ask = |current| acquire(AcquireAction::ACQUIRE, rtype, current, 0);
         let mut state = two();
@@ -224,7 +224,7 @@ fn preempting_without_a_reservation_unregisters() {
 }
 
 #[test]
-fn corners_of_preemption() {
+fn preemption_handles_zero_own_and_shared_keys() {
     let shared = ReservationType::WRITE_EXCLUSIVE;
     let preempt = |rtype, key| acquire(AcquireAction::PREEMPT, rtype, KEY_A, key);
     assert_eq!(refused(&held(shared), &A, &preempt(shared, 0)), 0x002, "0 is for all registrants");
@@ -247,7 +247,7 @@ fn corners_of_preemption() {
 }
 
 #[test]
-fn releasing() {
+fn a_release_requires_the_key_and_type_of_the_reservation() {
     for rtype in ReservationType::ALL {
         let mut state = held(rtype);
         let ask = |current| release(ReleaseAction::RELEASE, rtype, current);
@@ -302,7 +302,7 @@ fn unregistering_a_holder_releases() {
 }
 
 #[test]
-fn clearing() {
+fn clear_removes_the_reservation_and_all_registrations() {
     for mut state in ReservationType::ALL.map(held).into_iter().chain([two()]) {
         let generation = state.generation;
         let order = release(ReleaseAction::CLEAR, ReservationType::NONE, KEY_B);
@@ -313,7 +313,7 @@ fn clearing() {
 }
 
 #[test]
-fn many_can_register_and_the_report_names_them_all() {
+fn the_report_lists_the_maximum_number_of_registrants() {
     let mut state = State::default();
     let host = |n: u128| n.to_be_bytes();
     for n in 1..=REGISTRANTS_MAX as u128 {
@@ -338,7 +338,7 @@ fn many_can_register_and_the_report_names_them_all() {
 }
 
 #[test]
-fn commands_are_read_with_their_data() {
+fn reservation_commands_are_parsed_with_their_data() {
     let data: Vec<u8> = (0..16).collect();
     let new = u64::from_le_bytes([8, 9, 10, 11, 12, 13, 14, 15]);
     let current = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
@@ -371,7 +371,7 @@ fn any_order() -> impl Strategy<Value = Order> {
 
 proptest! {
     #[test]
-    fn no_order_leaves_a_state_that_cannot_be(
+    fn no_command_sequence_leaves_an_invalid_reservation_state(
         orders in proptest::collection::vec((0u8..5, any_order()), 0..60),
     ) {
         let mut state = State::default();
