@@ -12,6 +12,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 
 use crate::multipath::{BlockRequest, Operation, Unaccepted};
+use crate::verify::model_file::sync_name;
 use crate::{Error, MultipathHost};
 
 /// What is done with a part.
@@ -189,9 +190,7 @@ impl FileVolume {
         let failed = |error| local(&self.path, &error);
         self.file.set_len(self.size_bytes).map_err(failed)?;
         // Its name has to be as durable as what is noted to be in it.
-        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = File::open(directory.unwrap_or(Path::new("."))).map_err(failed)?;
-        directory.sync_all().map_err(failed)
+        sync_name(&self.path).map_err(failed)
     }
 
     fn hole_end(&self, offset: u64) -> u64 {

@@ -114,7 +114,14 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&fresh, path)?;
-    // Syncing the directory makes the new name durable.
+    sync_name(path)
+}
+
+/// Makes the name of a file durable, by syncing its directory.
+///
+/// # Errors
+/// The I/O error.
+pub(crate) fn sync_name(path: &Path) -> io::Result<()> {
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
