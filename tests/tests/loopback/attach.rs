@@ -1,7 +1,7 @@
 //! `nvmf attach --nbd` that is killed and started again.
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
@@ -23,12 +23,14 @@ struct Attached {
 }
 
 impl Attached {
+    /// Messages to the service manager go to `nbd.notify`.
     fn start(target: &TestTarget, socket: &Path) -> Attached {
         let mut child = Command::new(nvmf())
             .args(["attach", "--provider", "soft", "-a", &target.address(), "-w", &target.source()])
             .args(["-n", SUBSYSTEM, "--namespace-id", "2", "-q", HOST, "-I", HOSTID, "-k", "3"])
             .arg("--nbd")
             .arg(socket)
+            .env("NOTIFY_SOCKET", socket.with_extension("notify"))
             .stderr(Stdio::piped())
             .spawn()
             .expect("nvmf runs");
@@ -83,7 +85,14 @@ fn writes_of_a_killed_process_never_follow_those_of_its_successor() {
     answered(&mut earlier);
     drop(killed);
 
+    let manager = UnixDatagram::bind(socket.with_extension("notify")).expect("bound");
     let mut next = Attached::start(&target, &socket);
+    let mut message = [0; 64];
+    let len = manager.recv(&mut message).expect("a message to the service manager");
+    let extended = message[..len].strip_prefix(b"EXTEND_TIMEOUT_USEC=").expect("before all others");
+    let extended: u64 = str::from_utf8(extended).unwrap().trim_end().parse().expect("a number");
+    // More than the keep alive timeout of three seconds, and the margin.
+    assert!(extended > 13_000_000, "{extended}");
     let mut later = client(&socket);
     request(&mut later, 1, &[2; BLOCK]);
     answered(&mut later);

@@ -11,6 +11,7 @@ use nvme::identify::NamespaceIds;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use super::super::outlast;
 use super::ring::{CommandRing, Queues};
 use crate::interrupt::Stop;
 use crate::nbd::{Export, flag};
@@ -347,7 +348,7 @@ fn take_up(
             "its requests wait for {} s: so long may the target have earlier ones",
             wait.as_secs()
         );
-        if !host.pass_time(Instant::now() + wait, || !stop.wait(Duration::ZERO)) {
+        if !outlast(wait, host, stop) {
             return Ok(None);
         }
     }
