@@ -17,19 +17,16 @@ pub use per_source_table::{PerSourceTable, SourceKey};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Source {
     /// An IPv4 address, also one in IPv6 notation (::ffff:0:0/96).
-    V4(Ipv4Addr),
+    V4(u32),
     /// The subnet of an IPv6 address.
-    V6([u8; 8]),
+    V6(u64),
 }
 
 impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Source {
         match address.to_canonical() {
-            IpAddr::V4(v4) => Source::V4(v4),
-            IpAddr::V6(v6) => {
-                let [a, b, c, d, e, f, g, h, ..] = v6.octets();
-                Source::V6([a, b, c, d, e, f, g, h])
-            }
+            IpAddr::V4(v4) => Source::V4(v4.to_bits()),
+            IpAddr::V6(v6) => Source::V6((v6.to_bits() >> 64) as u64),
         }
     }
 }
@@ -37,10 +34,9 @@ impl From<IpAddr> for Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::V4(v4) => v4.fmt(f),
+            Source::V4(v4) => Ipv4Addr::from_bits(*v4).fmt(f),
             Source::V6(subnet) => {
-                let subnet = u128::from(u64::from_be_bytes(*subnet)) << 64;
-                write!(f, "{}/64", Ipv6Addr::from_bits(subnet))
+                write!(f, "{}/64", Ipv6Addr::from_bits(u128::from(*subnet) << 64))
             }
         }
     }

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     fn address(number: u32) -> Source {
-        Source::V4((10 << 24 | number).into())
+        Source::V4(10 << 24 | number)
     }
 
     #[test]

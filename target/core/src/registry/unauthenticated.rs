@@ -39,15 +39,12 @@ impl UnauthenticatedHosts {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-
     use crate::registry::unauthenticated::*;
 
     #[test]
     fn unauthenticated_time_runs_from_first_attempt_to_success_or_expiry() {
         let (began, mut claims) = (Instant::now(), UnauthenticatedHosts::default());
-        let source = |last| Source::V4(Ipv4Addr::new(10, 0, 0, last));
-        let (here, there) = (source(1), source(2));
+        let (here, there) = (Source::V4(1), Source::V4(2));
         let at = |s| began + Duration::from_secs(s);
         assert_eq!(claims.note(here, at(0)), at(0));
         assert_eq!((claims.note(here, at(50)), claims.note(there, at(50))), (at(0), at(50)));
@@ -61,12 +58,12 @@ mod tests {
     fn unauthenticated_sources_are_bounded_and_expire() {
         let (now, mut claims) = (Instant::now(), UnauthenticatedHosts::default());
         for n in 0..5000u32 {
-            claims.note(IpAddr::from(n.to_be_bytes()).into(), now);
+            claims.note(Source::V4(n), now);
         }
         assert_eq!(claims.0.len(), MOST_SOURCES);
-        let (newest, later) = (Source::V4(Ipv4Addr::new(10, 0, 0, 1)), now + MEMORY / 2);
+        let (newest, later) = (Source::V4(10_001), now + MEMORY / 2);
         assert_eq!((claims.note(newest, now), claims.note(newest, later)), (now, now));
-        claims.note(Source::V4(Ipv4Addr::BROADCAST), now + MEMORY * 2);
+        claims.note(Source::V4(u32::MAX), now + MEMORY * 2);
         assert_eq!(claims.0.len(), 1);
     }
 }

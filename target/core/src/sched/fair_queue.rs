@@ -107,12 +107,10 @@ impl<T> FairQueue<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use crate::sched::fair_queue::*;
 
     fn source(last: u8) -> Source {
-        Source::V4(Ipv4Addr::new(192, 0, 2, last))
+        Source::V4(last.into())
     }
 
     #[test]
