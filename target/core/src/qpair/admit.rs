@@ -150,21 +150,31 @@ impl QueuePair {
 
     #[inline(never)]
     fn waits_for_limits(&mut self, slot: u16, bytes: u64, io: &mut Io<'_>) -> bool {
-        let (nsid, role) = (self.requests[slot].sqe.nsid, &self.conn.role);
         let Some(tenant) = self.buffers.tenant else { return false };
-        let mut booked = None;
-        if io.waiters.rate_limits.may_book(tenant, nsid) {
-            match self.rate_limits.book(nsid, bytes, role, io.now) {
-                // It begins now, or no limit applies to it.
-                0 => return false,
-                waits_ns => {
-                    let grant = self.rate_limits.grant(nsid, bytes, role, (io.now, waits_ns));
-                    booked = Some(grant);
-                }
-            }
-        } else if !self.rate_limits.apply_to(nsid, role) {
+        let nsid = self.requests[slot].sqe.nsid;
+        let may_book = io.waiters.rate_limits.may_book(tenant, nsid);
+        let waits_ns =
+            may_book.then(|| self.rate_limits.book(nsid, bytes, &self.conn.role, io.now));
+        // It begins now, or no limit applies to it.
+        waits_ns != Some(0) && self.queue_for_limits(slot, tenant, (bytes, waits_ns), io)
+    }
+
+    /// Appends a command to the queue for limits, if it is under any: what it waits for is booked, or
+    /// will be after those for its namespace that are queued ahead of it.
+    #[cold]
+    fn queue_for_limits(
+        &mut self,
+        slot: u16,
+        tenant: u32,
+        (bytes, waits_ns): (u64, Option<u64>),
+        io: &mut Io<'_>,
+    ) -> bool {
+        let (nsid, role) = (self.requests[slot].sqe.nsid, &self.conn.role);
+        if waits_ns.is_none() && !self.rate_limits.apply_to(nsid, role) {
             return false;
         }
+        let granted = |waits_ns| self.rate_limits.grant(nsid, bytes, role, (io.now, waits_ns));
+        let booked = waits_ns.map(granted);
         io.waiters.rate_limits.push(tenant, (self.requests.key, slot), nsid, booked);
         self.requests[slot].enter(State::Waiting(WaitReason::RateLimit));
         true

@@ -44,14 +44,24 @@ impl RateLimits {
     /// until it may begin, 0 also if it is under none.
     #[inline(always)]
     pub(super) fn book(&mut self, nsid: u32, bytes: u64, role: &QueueRole, now: Instant) -> u64 {
-        let (now_ns, mut waits_ns) = (self.clock.read(now), 0);
-        for limiters in [of_namespace(nsid, role), &self.of_host] {
-            for limiter in limiters {
-                let now_ns = now_ns.unwrap_or_else(|| limiter.ns_at(now));
-                waits_ns = limiter.book_at(now_ns, bytes).max(waits_ns);
-            }
+        let Some(now_ns) = self.clock.read(now) else {
+            return self.book_apart(nsid, bytes, role, now);
+        };
+        let mut waits_ns = 0;
+        for limiter in of_namespace(nsid, role) {
+            waits_ns = limiter.book_at(now_ns, bytes).max(waits_ns);
+        }
+        for limiter in &self.of_host {
+            waits_ns = limiter.book_at(now_ns, bytes).max(waits_ns);
         }
         waits_ns
+    }
+
+    /// As [`RateLimits::book`], at limits that were set at different times.
+    #[cold]
+    fn book_apart(&self, nsid: u32, bytes: u64, role: &QueueRole, now: Instant) -> u64 {
+        let limiters = self.limiters(nsid, role);
+        limiters.fold(0, |waits_ns, it| it.book_at(it.ns_at(now), bytes).max(waits_ns))
     }
 
     /// Returns what was booked so.

@@ -74,8 +74,13 @@ impl RateLimitQueue {
     #[inline]
     #[must_use]
     pub fn may_book(&self, share: u32, nsid: u32) -> bool {
+        self.count == 0 || self.is_first(share, nsid)
+    }
+
+    #[cold]
+    fn is_first(&self, share: u32, nsid: u32) -> bool {
         let is_first = |line: &VecDeque<QueueEntry>| line.iter().all(|e| e.nsid != nsid);
-        self.count == 0 || self.lines.get(share as usize).is_none_or(is_first)
+        self.lines.get(share as usize).is_none_or(is_first)
     }
 
     /// Appends a command to its wait queue, with its booking.

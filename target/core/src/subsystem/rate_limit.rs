@@ -241,12 +241,25 @@ impl UnitTime {
     }
 
     /// Returns the nanoseconds that an amount takes, rounded up.
-    #[inline]
+    #[inline(always)]
     fn takes_ns(self, amount: u64) -> u64 {
+        match u32::try_from(amount) {
+            // Fewer than 2^96 in the fraction, so none of it is lost.
+            Ok(amount) => (self.fraction_of(amount.into()) >> FRACTION_BITS) as u64,
+            Err(_) => self.takes_long_ns(amount),
+        }
+    }
+
+    #[cold]
+    fn takes_long_ns(self, amount: u64) -> u64 {
+        u64::try_from(self.fraction_of(amount) >> FRACTION_BITS).unwrap_or(u64::MAX)
+    }
+
+    /// The time times 2^32, rounded up to a nanosecond. It cannot overflow.
+    #[inline(always)]
+    fn fraction_of(self, amount: u64) -> u128 {
         let ns = u128::from(amount) * u128::from(self.0);
-        // It cannot overflow.
-        let whole_ns = ns.wrapping_add(u128::from(u32::MAX)) >> FRACTION_BITS;
-        u64::try_from(whole_ns).unwrap_or(u64::MAX)
+        ns.wrapping_add(u128::from(u32::MAX))
     }
 }
 
