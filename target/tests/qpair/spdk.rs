@@ -122,6 +122,7 @@ fn io_connects_to_stale_controllers_do_not_count_against_the_source() {
         let cqe = world.ask(&mut queue, &connect.emit(Sgl::in_capsule(0, 1024)), &data.emit());
         assert!(cqe.status.is(Status::CONNECT_INVALID_PARAMETERS), "{}", cqe.status);
         assert_eq!(world.fabric.admitted, expected);
+        assert_eq!(cqe.status.dnr(), expected == 0, "another controller would do");
         world.flush_and_go(&mut queue);
         queue.finish(&mut world.io());
     }

@@ -52,6 +52,13 @@ impl ConnectError {
         ConnectError { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
     }
 
+    /// The same without Do Not Retry: the controller that the host names has ended, or is about to. A
+    /// Linux host that reads Do Not Retry, also for one I/O queue, removes the path for good.
+    #[must_use]
+    pub fn without_dnr(self) -> ConnectError {
+        ConnectError { status: self.status.without_dnr(), ..self }
+    }
+
     /// Returns Connect Controller Busy. It is temporary: disconnected hosts make room after some
     /// time.
     #[must_use]

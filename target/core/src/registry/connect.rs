@@ -175,8 +175,12 @@ impl Registry {
         // Before anything that a reset ends.
         let epoch = entry.association.epoch();
         // A discovery controller has no I/O queues at all.
-        if entry.view.is_none() || !entry.association.is_ready() || connect.qid > granted {
-            return Err(ConnectError::parameter(Cause::BadQueueId, InvalidParameter::QID));
+        let refused = ConnectError::parameter(Cause::BadQueueId, InvalidParameter::QID);
+        if entry.view.is_none() || connect.qid > granted {
+            return Err(refused);
+        }
+        if !entry.association.is_ready() {
+            return Err(refused.without_dnr());
         }
         if connect.sqsize_z >= entry.limits.queue_depth {
             return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
@@ -409,9 +413,9 @@ impl ControllerTable {
     }
 }
 
-/// An I/O queue has no controller.
+/// An I/O queue has no controller, or no longer: its host requests a new one.
 fn unknown_controller() -> ConnectError {
-    ConnectError::parameter(Cause::UnknownController, InvalidParameter::CNTLID)
+    ConnectError::parameter(Cause::UnknownController, InvalidParameter::CNTLID).without_dnr()
 }
 
 /// An I/O queue has an id that another one has.

@@ -157,15 +157,15 @@ fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
     assert!(io(1, &own).is_ok());
     assert_eq!(code(io(1, &own)), (0x00C, 0, true), "in use");
     assert_eq!(code(io(3, &own)), (0x182, 42, true), "not granted");
-    assert_eq!(code(io(2, &data(a.cntlid + 1, TEST, HOST))), (0x182, 0x10010, true));
-    assert_eq!(code(io(2, &data(a.cntlid, TEST, "nqn.2026-11.host:b"))), (0x182, 0x10010, true));
+    assert_eq!(code(io(2, &data(a.cntlid + 1, TEST, HOST))), (0x182, 0x10010, false));
+    assert_eq!(code(io(2, &data(a.cntlid, TEST, "nqn.2026-11.host:b"))), (0x182, 0x10010, false));
     assert_eq!(code(io(2, &ConnectData { hostid: [1; 16], ..own })), (0x182, 0x10000, true));
     assert_eq!(a.io_queues(), 1);
     registry.io_closed(&a, 1);
     assert_eq!(a.io_queues(), 0);
     assert!(io(1, &own).is_ok(), "the id is free again");
     registry.admin_closed(&a);
-    assert_eq!(code(io(2, &own)), (0x182, 0x10010, true));
+    assert_eq!(code(io(2, &own)), (0x182, 0x10010, false));
     let name = Nqn::DISCOVERY.to_string();
     let discovery =
         registry.connect_admin(&data(0xFFFF, &name, HOST), &visit()).unwrap().association;
@@ -174,6 +174,33 @@ fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
     assert_eq!(code(io(1, &beside)), (0x182, 42, true), "discovery has no I/O queues");
     registry.admin_closed(&discovery);
     assert_eq!(registry.associations(), 0);
+}
+
+/// A host may be connecting its I/O queues when its controller ends or fails. Linux removes a path
+/// for good if one of them is refused with Do Not Retry.
+#[test]
+fn io_connects_to_an_ended_or_failed_controller_may_be_retried() {
+    let registry = registry();
+    let io = |a: &Association| {
+        let connect = Connect { qid: 1, sqsize_z: 31, ..Connect::default() };
+        registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit())
+    };
+    let ready = || {
+        let association = connect_host(&registry);
+        association.set_ready(true);
+        association.grant_queues(1);
+        association
+    };
+    for cause in [Cause::Crowded, Cause::Replaced, Cause::Disconnected, Cause::KeepAlive] {
+        let ended = ready();
+        ended.end(cause);
+        assert_eq!(code(io(&ended)), (0x182, 0x10010, false), "{cause:?}");
+        registry.admin_closed(&ended);
+        assert_eq!(code(io(&ended)), (0x182, 0x10010, false), "{cause:?}: it is gone");
+    }
+    let failed = ready();
+    failed.set_ready(false);
+    assert_eq!(code(io(&failed)), (0x182, 42, false));
 }
 
 #[test]
@@ -343,7 +370,7 @@ fn all_queues_of_a_controller_must_use_one_address() {
     a.grant_queues(1);
     let connect = Connect { qid: 1, sqsize_z: 31, ..Connect::default() };
     let io = |local| registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &at(local));
-    assert_eq!(code(io("192.0.2.9:4420")), (0x182, 0x10010, true), "all addresses are ours");
+    assert_eq!(code(io("192.0.2.9:4420")), (0x182, 0x10010, false), "all addresses are ours");
     assert!(io("192.0.2.1:4420").is_ok());
 }
 

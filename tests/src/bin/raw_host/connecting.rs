@@ -122,6 +122,8 @@ fn name(text: &[u8]) -> NqnField {
 const SUBNQN: Want = Want::Parameter(0x1_0100);
 const HOSTNQN: Want = Want::Parameter(0x1_0200);
 const CNTLID: Want = Want::Parameter(0x1_0010);
+/// The controller may have ended meanwhile: a host that connects its queues requests another.
+const GONE: Want = Want::Gone(0x1_0010);
 const SQSIZE: Want = Want::Parameter(44);
 const QID: Want = Want::Parameter(42);
 const SHORT: Want = Want::Refused(&[0x00F]);
@@ -204,9 +206,9 @@ const IO: [Edit; 19] = [
     ("queue id unlike the request's", |a| a.connect.qid = 2, QID),
     ("queue id 0 on an I/O connection", |a| a.connect.qid = 0, QID),
     ("queue id that was not granted", |a| (a.request.qid, a.connect.qid) = (3, 3), QID),
-    ("unknown controller", |a| a.data.cntlid = 0xFFEF, CNTLID),
-    ("controller id FFFF", |a| a.data.cntlid = 0xFFFF, CNTLID),
-    ("controller id 0", |a| a.data.cntlid = 0, CNTLID),
+    ("unknown controller", |a| a.data.cntlid = 0xFFEF, GONE),
+    ("controller id FFFF", |a| a.data.cntlid = 0xFFFF, GONE),
+    ("controller id 0", |a| a.data.cntlid = 0, GONE),
     ("another host id", |a| a.data.hostid[15] ^= 1, Want::Parameter(0x1_0000)),
     ("unknown subsystem", |a| a.data.subnqn_field = name(b"nqn.2026-11.io.nvmfd:no"), SUBNQN),
     ("subsystem name without terminator", |a| a.data.subnqn_field = endless(), SUBNQN),
@@ -251,7 +253,7 @@ pub(crate) fn connect_io(world: &mut World) -> Outcome {
     let mut other = world.io_attempt(cntlid, 1);
     other.data.hostnqn_field = NqnField::from(&world.names.other);
     let (queue, got) = world.attempt(&other)?;
-    world.expect("I/O Connect, the controller of another host", &got, &CNTLID);
+    world.expect("I/O Connect, the controller of another host", &got, &GONE);
     world.close([queue]);
 
     let mut first = world.io(cntlid, 1)?;

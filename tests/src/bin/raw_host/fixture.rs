@@ -46,6 +46,8 @@ pub(crate) enum Want {
     Code(u16),
     /// Connect Invalid Parameters with Do Not Retry, and this result.
     Parameter(u32),
+    /// The same without Do Not Retry.
+    Gone(u32),
     /// Connect Invalid Host with Do Not Retry, and this result.
     Host(u32),
     /// The connection ends.
@@ -68,6 +70,9 @@ impl Want {
             (Want::Code(code), Got::Answer { status, .. }) => status.code() == *code,
             (Want::Parameter(dw0), Got::Answer { status, result }) => {
                 status.code() == 0x182 && status.dnr() && *result == u64::from(*dw0)
+            }
+            (Want::Gone(dw0), Got::Answer { status, result }) => {
+                status.code() == 0x182 && !status.dnr() && *result == u64::from(*dw0)
             }
             (Want::Host(dw0), Got::Answer { status, result }) => {
                 status.code() == 0x184 && status.dnr() && *result == u64::from(*dw0)
