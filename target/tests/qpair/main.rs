@@ -22,6 +22,7 @@ mod stats;
 #[path = "../support/mod.rs"]
 mod support;
 mod timestamp;
+mod unflushed;
 mod write_protect;
 
 use std::collections::BTreeMap;

@@ -39,12 +39,13 @@ pub(super) fn note_write(role: &QueueRole, nsid: u32) {
 /// Whether a flush of this namespace may begin.
 ///
 /// # Errors
-/// Write Fault: earlier writes of the host may be lost, and this has not been reported to it.
+/// Write Fault: earlier writes of the host may be lost, and this has not been reported to it. With
+/// Do Not Retry: Linux would repeat the flush by itself, and report the success of that instead.
 pub(super) fn begin_flush(role: &QueueRole, nsid: u32) -> Result<(), Status> {
     let unflushed = role.association().map(|association| &association.unflushed);
     match unflushed.is_none_or(|unflushed| unflushed.begin_flush(nsid)) {
         true => Ok(()),
-        false => Err(Status::WRITE_FAULT),
+        false => Err(Status::WRITE_FAULT.with_dnr()),
     }
 }
 
