@@ -17,11 +17,11 @@ pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status
         (Plan::Store { fua: false, .. } | Plan::Zero { fua: false, .. }, Ok(()))
         | (Plan::Deallocate { .. }, Ok(())) => association.unflushed.note_write(nsid),
         (Plan::Copy { job, .. }, Ok(())) if !job.fua => association.unflushed.note_write(nsid),
-        (Plan::Flush { .. }, Err(status)) => end_failed_flush(role, nsid, status, is_open),
-        (Plan::ShutDown { backings, .. }, Err(status)) => {
+        (Plan::Flush { .. }, outcome) => end_flush(role, nsid, outcome, is_open),
+        (Plan::ShutDown { backings, .. }, outcome) => {
             let backing = backings.get(entry.step as usize);
             if let Some(nsid) = backing.and_then(|backing| role.nsid_of(*backing)) {
-                end_failed_flush(role, nsid, status, is_open);
+                end_flush(role, nsid, outcome, is_open);
             }
         }
         _ => {}
@@ -64,8 +64,9 @@ pub(super) fn fail_shutdown(entry: &mut Request) -> Option<Option<DeviceId>> {
     std::mem::replace(durable, false).then_some(backing)
 }
 
-fn end_failed_flush(role: &QueueRole, nsid: u32, status: Status, is_open: bool) {
+fn end_flush(role: &QueueRole, nsid: u32, outcome: Result<(), Status>, is_open: bool) {
     let Some(association) = role.association() else { return };
+    let Err(status) = outcome else { return association.unflushed.end_flush(nsid) };
     let namespace = role.subsystem().and_then(|subsystem| subsystem.namespace(nsid).ok());
     let failure = namespace.and_then(|namespace| namespace.health.sync_failure());
     let reported = failure == Some(status) && is_open;

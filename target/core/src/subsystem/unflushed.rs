@@ -4,14 +4,16 @@
 //! written before, and did not flush meanwhile, would not learn of it: its next flush would
 //! succeed, and confirm data that may be lost. So that flush fails once.
 //!
-//! ```text
-//!           write             trust             flush: fails once
-//! Clean ───────────► Written ───────► Unreported ───────────────► Clean
-//!   ▲ ▲                │  ▲
-//!   │ └─────flush──────┘  │ └─flush meets the failure─► Reported ───┐
-//!   │                     └─ flush is aborted                       │
-//!   └───────────────── trust, or a flush ───────────────────────────┘
-//! ```
+//! | state | a write | a flush begins | succeeds | meets the failure | ends otherwise | trust |
+//! |---|---|---|---|---|---|---|
+//! | Clean | Written | - | - | Reported | Written | - |
+//! | Written | - | Flushing | - | Reported | - | Unreported |
+//! | Flushing | Written | - | Clean | Reported | Written | Unreported |
+//! | Reported | - | Clean | - | - | - | Clean |
+//! | Unreported | - | Clean, and it fails | - | - | - | - |
+//!
+//! A flush that has begun confirms nothing before it succeeds: the store may be trusted meanwhile,
+//! and another flush in its place would succeed.
 //!
 //! All controllers of one host in a subsystem share one: it may write by one path and flush by
 //! another.
@@ -27,6 +29,8 @@ const WRITTEN: u8 = 1;
 const REPORTED: u8 = 2;
 /// Its next flush fails.
 const UNREPORTED: u8 = 3;
+/// A flush of what it has written is in progress.
+const FLUSHING: u8 = 4;
 
 /// Unflushed writes of one host to the namespaces of a subsystem.
 #[derive(Debug)]
@@ -51,8 +55,8 @@ impl Unflushed {
     #[inline]
     pub(crate) fn note_write(&self, nsid: u32) {
         let Some(state) = self.states.get(nsid as usize) else { return };
-        if state.load(Ordering::Relaxed) == CLEAN {
-            self.exchange(nsid, CLEAN, WRITTEN);
+        if matches!(state.load(Ordering::Relaxed), CLEAN | FLUSHING) {
+            self.presume_written(nsid);
         }
     }
 
@@ -60,27 +64,40 @@ impl Unflushed {
     /// to fail, because what was written before may be lost and the host does not know.
     #[must_use]
     pub(crate) fn begin_flush(&self, nsid: u32) -> bool {
-        let Some(state) = self.states.get(nsid as usize) else { return true };
-        state.load(Ordering::Relaxed) == CLEAN || state.swap(CLEAN, Ordering::AcqRel) != UNREPORTED
+        let before = self.change(nsid, |state| match state {
+            CLEAN => None,
+            WRITTEN | FLUSHING => Some(FLUSHING),
+            _ => Some(CLEAN),
+        });
+        before != UNREPORTED
+    }
+
+    /// A flush has succeeded.
+    pub(crate) fn end_flush(&self, nsid: u32) {
+        self.change(nsid, |state| (state == FLUSHING).then_some(CLEAN));
     }
 
     /// A flush has failed. `reported`: with what every flush gets until the store is trusted.
     pub(crate) fn end_failed_flush(&self, nsid: u32, reported: bool) {
-        self.exchange(nsid, CLEAN, if reported { REPORTED } else { WRITTEN });
-        if reported {
-            self.exchange(nsid, WRITTEN, REPORTED);
-        }
+        self.change(nsid, |state| match (state, reported) {
+            (CLEAN | FLUSHING | WRITTEN, true) => Some(REPORTED),
+            (CLEAN | FLUSHING, false) => Some(WRITTEN),
+            _ => None,
+        });
     }
 
     /// Assumes unflushed writes of this host.
     pub fn presume_written(&self, nsid: u32) {
-        self.exchange(nsid, CLEAN, WRITTEN);
+        self.change(nsid, |state| matches!(state, CLEAN | FLUSHING).then_some(WRITTEN));
     }
 
     /// The store is trusted from now on.
     pub(crate) fn on_trust(&self, nsid: u32) {
-        self.exchange(nsid, WRITTEN, UNREPORTED);
-        self.exchange(nsid, REPORTED, CLEAN);
+        self.change(nsid, |state| match state {
+            WRITTEN | FLUSHING => Some(UNREPORTED),
+            REPORTED => Some(CLEAN),
+            _ => None,
+        });
     }
 
     /// Whether there is nothing to keep for a later controller of the host.
@@ -89,10 +106,11 @@ impl Unflushed {
         self.states.iter().all(is_clean)
     }
 
-    fn exchange(&self, nsid: u32, from: u8, to: u8) {
-        if let Some(state) = self.states.get(nsid as usize) {
-            // Else it is something else already.
-            let _ = state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+    /// Changes the state of a namespace, unless `to` returns none; returns the one before.
+    fn change(&self, nsid: u32, to: impl Fn(u8) -> Option<u8>) -> u8 {
+        let Some(state) = self.states.get(nsid as usize) else { return CLEAN };
+        match state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, to) {
+            Ok(before) | Err(before) => before,
         }
     }
 }
@@ -117,6 +135,7 @@ mod tests {
         let host = Unflushed::default();
         host.note_write(1);
         assert!(host.begin_flush(1), "well");
+        host.end_flush(1);
         host.on_trust(1);
         assert!(host.begin_flush(1));
         host.note_write(1);
@@ -136,6 +155,24 @@ mod tests {
         host.end_failed_flush(1, false);
         host.on_trust(1);
         assert!(!host.begin_flush(1));
+    }
+
+    #[test]
+    fn a_trust_during_a_flush_leaves_the_earlier_writes_unreported() {
+        let host = Unflushed::default();
+        host.note_write(1);
+        assert!(host.begin_flush(1) && host.begin_flush(1), "two at once");
+        host.on_trust(1);
+        host.end_flush(1);
+        host.end_failed_flush(1, false);
+        assert!(!host.begin_flush(1) && host.begin_flush(1));
+        // What is written meanwhile is not part of it.
+        host.note_write(1);
+        assert!(host.begin_flush(1));
+        host.note_write(1);
+        host.end_flush(1);
+        host.on_trust(1);
+        assert!(!host.begin_flush(1) && host.is_clean());
     }
 
     #[test]
