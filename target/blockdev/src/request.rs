@@ -284,7 +284,8 @@ impl PendingIo {
         }
     }
 
-    fn is_durable(&self) -> bool {
+    /// Whether its success promises stable storage.
+    pub(crate) fn is_durable(&self) -> bool {
         matches!(self.task, Task::Flush | Task::Write { fua: true })
     }
 

@@ -136,7 +136,8 @@ impl Flights {
     ) -> Option<IoCompletion> {
         let index = flight.attachment;
         self.under_way = self.under_way.saturating_sub(1);
-        let attachment = self.attachments[index as usize].as_ref().filter(|_| outcome.is_err());
+        let has_failed = outcome.is_err() && flight.is_durable();
+        let attachment = self.attachments[index as usize].as_ref().filter(|_| has_failed);
         let health = attachment.map(|it| Arc::clone(it.backing.health()));
         if let Some(attachment) = &mut self.attachments[index as usize] {
             attachment.flights = attachment.flights.saturating_sub(1);
@@ -147,19 +148,19 @@ impl Flights {
         self.hold_unrecorded(flight.done(outcome), health)
     }
 
-    /// Delays the report of a failed fsync until the failure is persisted. `health`: of the store,
-    /// if it has failed.
+    /// Delays the report of a failed fsync until the failure is persisted, whatever the status: rings
+    /// may get different errors. `health`: of the store, if a flush or a write with FUA has failed.
     pub(super) fn hold_unrecorded(
         &mut self,
         done: IoCompletion,
         health: Option<Arc<Health>>,
     ) -> Option<IoCompletion> {
         match health.filter(|health| health.is_unrecorded()) {
-            Some(health) if health.sync_failure() == done.outcome.err() => {
+            Some(health) => {
                 self.unrecorded.push((health, done));
                 None
             }
-            _ => Some(done),
+            None => Some(done),
         }
     }
 

@@ -143,7 +143,8 @@ impl Flights {
             (outcome, _) => outcome,
         };
         if let Some(outcome) = outcome {
-            let health = outcome.is_err().then(|| Arc::clone(backing.health()));
+            let has_failed = outcome.is_err() && flight.is_durable();
+            let health = has_failed.then(|| Arc::clone(backing.health()));
             let done = self.hold_unrecorded(flight.done(outcome), health);
             self.ready.extend(done);
             return;

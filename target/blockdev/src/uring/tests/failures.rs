@@ -51,6 +51,33 @@ fn flushes_during_a_running_sync_share_the_next_sync() {
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 
+/// A device that is lost returns EIO to one ring and ENODEV to another. A host that reads either
+/// flushes again, and after a kill of the daemon that would succeed.
+#[test]
+fn concurrent_flush_failures_are_all_reported_after_recording() {
+    let (_bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    health.record_by(Some(Arc::default()));
+    let mut rings = [libc::EIO, libc::ENODEV].map(|errno| {
+        let mut flights = Flights::new(RingLimits { ops: 1, backings: 4 });
+        assert!(flights.attach(STORE, Arc::clone(&backing), false));
+        flights.submit(STORE, 0, IoRequest::Flush, |_, _| None);
+        let sync = flights.next_ask().unwrap();
+        flights.submitted(sync);
+        (flights, sync.slot(), errno)
+    });
+    let mut done = Vec::new();
+    for (flights, slot, errno) in &mut rings {
+        flights.answered(*slot, -*errno, &mut done);
+        done.extend(flights.take_ready());
+    }
+    assert!(health.is_unrecorded());
+    assert!(done.is_empty(), "{done:?}");
+    health.note_recorded();
+    let told = rings.each_mut().map(|(flights, ..)| flights.take_ready().next().unwrap().outcome);
+    assert_eq!(told, [Err(Status::WRITE_FAULT), Err(Health::NOT_READY)]);
+}
+
 /// Between release and acquisition of an image another gateway serves it: what waits here is late.
 #[test]
 fn queued_operations_of_a_replaced_device_are_not_executed() {
