@@ -401,6 +401,28 @@ fn shutdown_flushes_before_reporting_completion() {
     world.end(queue);
 }
 
+/// A host that waits too long for a shutdown resets the controller, goes on, and shuts it down again.
+#[test]
+fn an_earlier_shutdown_does_not_complete_a_later_one() {
+    let mut world = World::new();
+    let (mut queue, _) = admin(&mut world);
+    let values = [0x0046_4001, 0x0046_0000, 0x0046_0001, 0x0046_4001];
+    for (cid, value) in (1..).zip(values) {
+        let configure = PropertySet::new(Property::CC, value).emit().with_cid(cid);
+        world.send(&mut queue, &configure, &[]);
+    }
+    assert_eq!(world.disk.waiting.len(), 2, "a flush of each");
+    let csts = PropertyGet::new(Property::CSTS).emit().with_cid(9);
+    for (ended, shst) in [(1, 0x4), (2, 0x8)] {
+        assert!(world.disk_step(&mut queue));
+        world.send(&mut queue, &csts, &[]);
+        while world.fabric_step(&mut queue) {}
+        let cqe = world.completions.pop().unwrap();
+        assert_eq!((cqe.cid, cqe.result & 0xC), (9, shst), "{ended} flushes have ended");
+    }
+    world.end(queue);
+}
+
 /// A host that reads "complete" powers off, and takes what it has written for durable.
 #[test]
 fn a_shutdown_whose_flush_failed_is_a_fatal_status_and_never_complete() {

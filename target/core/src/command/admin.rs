@@ -237,7 +237,7 @@ pub(crate) mod tests {
                 ControllerState::ShutDown,
                 |c| {
                     configure(c, SIZES | 0x4001);
-                    c.shut_down_complete(true);
+                    c.shut_down_complete(1, true);
                 },
                 true,
             ),

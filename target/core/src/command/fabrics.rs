@@ -100,7 +100,9 @@ pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
             let effect = controller.set_property(set.property, set.size_bytes(), set.value)?;
             Ok(match effect {
                 CcEffect::Done => Plan::Reply(0),
-                CcEffect::ShutDown { backings } => Plan::ShutDown { backings, durable: true },
+                CcEffect::ShutDown { number, backings } => {
+                    Plan::ShutDown { number, backings, durable: true }
+                }
             })
         }
         FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),

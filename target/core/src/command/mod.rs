@@ -227,6 +227,8 @@ pub enum Plan {
     },
     /// Flush every namespace, then report to the host that shutdown is complete.
     ShutDown {
+        /// Its number among those of the controller.
+        number: u32,
         /// The devices, one after another.
         backings: Vec<DeviceId>,
         /// No flush has failed.

@@ -131,6 +131,8 @@ pub enum CcEffect {
     Done,
     /// A shutdown has begun: flush, then report that it is complete.
     ShutDown {
+        /// Its number among those of the controller.
+        number: u32,
         /// The stores, one after another.
         backings: Vec<DeviceId>,
     },
@@ -165,6 +167,8 @@ pub struct Controller {
     not_ready: BTreeSet<u32>,
     cc: Cc,
     life: ControllerState,
+    /// Number of shutdowns that have begun.
+    shutdowns: u32,
     kato: Duration,
     alive_until: Instant,
 }
@@ -195,6 +199,7 @@ impl Controller {
             not_ready: BTreeSet::new(),
             cc: Cc(0),
             life: ControllerState::Disabled,
+            shutdowns: 0,
             kato: Duration::ZERO,
             alive_until: now,
         };
@@ -286,9 +291,10 @@ impl Controller {
         Ok(self.configure(Cc(value as u32)))
     }
 
-    /// The flushes of a shutdown are done; `durable`: all have succeeded.
-    pub(crate) fn shut_down_complete(&mut self, durable: bool) {
-        if self.life == ControllerState::ShuttingDown {
+    /// The flushes of a shutdown are done; `durable`: all have succeeded. One that the host has taken
+    /// back, or ended by a reset, completes no later one.
+    pub(crate) fn shut_down_complete(&mut self, number: u32, durable: bool) {
+        if self.life == ControllerState::ShuttingDown && number == self.shutdowns {
             self.life =
                 if durable { ControllerState::ShutDown } else { ControllerState::Unflushed };
         }
@@ -450,7 +456,8 @@ impl Controller {
             ControllerState::Disabled | ControllerState::Ready if wanted => {
                 self.life = ControllerState::ShuttingDown;
                 self.association.set_ready(false);
-                return CcEffect::ShutDown { backings: self.backings() };
+                self.shutdowns = self.shutdowns.wrapping_add(1);
+                return CcEffect::ShutDown { number: self.shutdowns, backings: self.backings() };
             }
             _ => {}
         }
@@ -572,10 +579,12 @@ mod tests {
         for value in [EN | 1 << 14, EN | 2 << 14] {
             let mut controller = controller();
             set(&mut controller, EN);
-            let CcEffect::ShutDown { backings } = set(&mut controller, value) else { panic!() };
+            let CcEffect::ShutDown { number, backings } = set(&mut controller, value) else {
+                panic!()
+            };
             assert_eq!(backings, [0, 1, 6].map(DeviceId));
             assert_eq!(csts(&controller) & 0xC, 4, "occurring");
-            controller.shut_down_complete(true);
+            controller.shut_down_complete(number, true);
             assert_eq!(csts(&controller) & 0xC, 8, "complete");
             assert!(!controller.association.is_ready());
             set(&mut controller, EN);

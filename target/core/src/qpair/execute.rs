@@ -450,10 +450,10 @@ impl QueuePair {
     /// Flushes the next device for a shutdown, or completes the shutdown.
     fn flush_for_shutdown(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &self.requests[slot];
-        let Plan::ShutDown { backings, durable } = &entry.plan else { return };
+        let Plan::ShutDown { number, backings, durable } = &entry.plan else { return };
         let Some(&backing) = backings.get(entry.step as usize) else {
             if let QueueRole::Admin(controller) = &mut self.conn.role {
-                controller.shut_down_complete(*durable);
+                controller.shut_down_complete(*number, *durable);
             }
             return self.complete(slot, Ok(0), io);
         };

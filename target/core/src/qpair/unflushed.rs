@@ -59,7 +59,7 @@ pub(super) fn begin_shutdown_flush(role: &QueueRole, backing: DeviceId) -> Resul
 /// only.
 pub(super) fn fail_shutdown(entry: &mut Request) -> Option<Option<DeviceId>> {
     let step = entry.step;
-    let Plan::ShutDown { backings, durable } = &mut entry.plan else { return None };
+    let Plan::ShutDown { backings, durable, .. } = &mut entry.plan else { return None };
     let backing = backings.get(step as usize).copied();
     std::mem::replace(durable, false).then_some(backing)
 }
