@@ -278,7 +278,7 @@ impl EffectiveConfig {
                 change: change.clone(),
                 listener,
                 offered_at,
-                base: self.base(change),
+                base: base(&self.read, change),
                 after: digest_all(&sources),
             };
             if self.replaces_all(change, &next.sources) {
@@ -376,18 +376,6 @@ impl EffectiveConfig {
         }
     }
 
-    /// Returns the digest of the texts that a change replaces.
-    fn base(&self, change: &Change) -> String {
-        let mut replaced = self.read.clone();
-        if let Change::Replace { text: None, .. } = change {
-            replaced.main.text.clear();
-        }
-        match change {
-            Change::Replace { files: Some(_), .. } => digest_all(&replaced),
-            _ => digest(&self.read.main.text),
-        }
-    }
-
     /// Whether a change replaces all earlier ones: they have changed no file that it does not replace.
     fn replaces_all(&self, change: &Change, before: &ConfigFiles) -> bool {
         let Change::Replace { text, files } = change else { return false };
@@ -407,14 +395,11 @@ impl EffectiveConfig {
             kept.after = digest_all(&sources);
         }
         let config = self.parse(&sources, &origins)?;
-        let is_old = |kept: &UnsavedChange| {
-            matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
-        };
         let wrong = |what: &str| Err(EditError::Wrong(what.to_owned()));
         if sources == self.sources {
             // No other change may depend on it.
-        } else if run.iter().any(is_old) {
-            return wrong("the replaced object was changed afterwards");
+        } else if run.iter().any(|kept| is_outdated(&self.read, kept)) {
+            return wrong(OUTDATED);
         } else if sources.shared != self.sources.shared {
             return wrong("it is about the shared configuration of the gateway group");
         } else if config.state_directory != self.config.state_directory {
@@ -432,6 +417,28 @@ struct Redone {
     sources: ConfigFiles,
     origins: Origins,
     kept: Vec<UnsavedChange>,
+}
+
+/// Why a replacement of files is not applied again.
+const OUTDATED: &str = "the replaced object was changed afterwards";
+
+/// Whether the texts that a change replaces were edited since.
+fn is_outdated(read: &ConfigFiles, kept: &UnsavedChange) -> bool {
+    matches!(kept.change, Change::Replace { .. }) && kept.base != base(read, &kept.change)
+}
+
+/// Returns the digest of the texts that a change replaces.
+fn base(read: &ConfigFiles, change: &Change) -> String {
+    match change {
+        Change::Replace { text, files: Some(_) } => {
+            let mut replaced = read.clone();
+            if text.is_none() {
+                replaced.main.text.clear();
+            }
+            digest_all(&replaced)
+        }
+        _ => digest(&read.main.text),
+    }
 }
 
 fn replaces(change: &Change) -> bool {
@@ -468,12 +475,16 @@ impl PreparedChanges {
 /// Returns the texts of configuration files with all changes.
 ///
 /// # Errors
-/// The first change that cannot be applied, or the errors of the result.
+/// The first change that cannot be applied, or that replaces a text which was edited since; or the
+/// errors of the result.
 pub fn merged(sources: &ConfigFiles, changes: &Changes) -> Result<ConfigFiles, EditError> {
     let (mut merged, mut origins) = (sources.clone(), Origins::of(sources));
     let mut found = ListenerMap::default();
     for mut kept in unsaved(&digest_all(sources), changes.kept.clone()) {
         let next = edit::again(&merged, &mut kept, &mut found)?;
+        if next != merged && is_outdated(sources, &kept) {
+            return Err(EditError::Wrong(OUTDATED.to_owned()));
+        }
         origins = after(&origins, &merged, &next, &kept.change);
         merged = next;
     }

@@ -193,6 +193,27 @@ fn a_file_replacement_is_set_aside_after_a_manual_edit() {
 }
 
 #[test]
+fn a_save_overwrites_no_manual_edit_by_a_replacement() {
+    let (_directory, declared, files) = stage_three();
+    let main = files[0].1.replace("nsid = 1", "nsid = 9");
+    let all = Some(other(&declared));
+    for (change, edited) in [
+        (replace(main.clone()), &files[0]),
+        (Change::Replace { text: None, files: all.clone() }, &files[2]),
+        (Change::Replace { text: Some(main), files: all }, &files[1]),
+    ] {
+        let next = declared.with(&[change, add(2, "2GiB")], AT).unwrap();
+        assert!(merged(&declared.sources, next.changes()).is_ok());
+        let (file, text) = edited;
+        fs::write(file, format!("{text}# by hand\n")).unwrap();
+        let found = ConfigFiles::read(declared.file()).unwrap();
+        let said = merged(&found, next.changes()).unwrap_err();
+        assert!(said.to_string().contains("the replaced object was changed"), "{said}");
+        fs::write(file, text).unwrap();
+    }
+}
+
+#[test]
 fn only_names_of_includable_files_are_accepted() {
     let (_directory, declared, _) = stage_three();
     for name in ["a", "a.txt", ".a.toml", "../a.toml", "b/a.toml", "/a.toml", "a\0.toml"] {
