@@ -257,7 +257,9 @@ impl EffectiveConfig {
         let (mut is_local, mut is_shared) = (false, false);
         for change in more {
             let sources = edit(&next.sources, change)?;
-            let shares = sources.shared != next.sources.shared;
+            // Also one with the same text, which may be written again.
+            let shares = sources.shared != next.sources.shared
+                || matches!(change, Change::ReplaceShared { .. });
             is_shared |= shares;
             is_local |= !sources.files().eq(next.sources.files());
             if is_local && is_shared {
@@ -265,7 +267,7 @@ impl EffectiveConfig {
                             the changes separately";
                 return Err(EditError::Wrong(what.to_owned()));
             }
-            if shares || matches!(change, Change::ReplaceShared { .. }) {
+            if shares {
                 next.origins = after(&next.origins, &next.sources, &sources, change);
                 next.read.shared.clone_from(&sources.shared);
                 next.sources = sources;

@@ -55,6 +55,12 @@ fn subsystem_changes_are_shared_and_listener_changes_are_local() {
     assert_eq!((own.changes().kept.len(), declared.next_shared(&own)), (1, None));
     let said = declared.with(&[local, image(3)], (7, None)).unwrap_err().to_string();
     assert!(said.contains("make the changes separately"), "{said}");
+    // Also the same text, which a gateway writes again if it was lost or damaged.
+    let address = settings(json!({"address": "127.0.0.2"}));
+    let more = Change::AddListener { id: 2, settings: address };
+    let same = whole(&declared.shared().unwrap().text);
+    let said = declared.with(&[same, more], (7, None)).unwrap_err().to_string();
+    assert!(said.contains("make the changes separately"), "{said}");
     // A reload, and another version, preserve the change of this gateway.
     let own = own.reload().unwrap().with_shared(shared(&text)).unwrap();
     assert_eq!(own.config().listeners[0].keep_alive_min_ms, 20_000);
