@@ -41,6 +41,8 @@ pub struct EffectiveConfig {
     config: Config,
     changes: Changes,
     state_directory: Option<OsString>,
+    /// The state directory in force, which has the changes: a reload may find another one.
+    kept_in: Option<PathBuf>,
     /// The shared configuration, if it is used.
     shared: Option<SharedConfig>,
     /// Why the copy of the shared configuration cannot be used.
@@ -134,6 +136,7 @@ impl EffectiveConfig {
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let (read, origins) = (sources.clone(), Origins::of(&sources));
+        let kept_in = config.state_directory.clone();
         Ok(EffectiveConfig {
             file,
             read,
@@ -142,6 +145,7 @@ impl EffectiveConfig {
             config,
             changes,
             state_directory: given,
+            kept_in,
             shared,
             damaged_copy,
         })
@@ -160,6 +164,8 @@ impl EffectiveConfig {
                 "restart the daemon: a reload would remove or replace all subsystems",
             ));
         }
+        // Another daemon may have the other one.
+        next.kept_in.clone_from(&self.kept_in);
         next.replay(self.changes.clone());
         Ok(next)
     }
@@ -182,6 +188,15 @@ impl EffectiveConfig {
         let mut warnings = self.read.warnings();
         warnings.extend(self.config.warnings());
         warnings.extend(self.damaged_copy.clone());
+        if let Some(directory) = self.kept_in.as_ref().filter(|_| !self.changes.kept.is_empty())
+            && self.kept_in != self.config.state_directory
+        {
+            warnings.push(format!(
+                "unsaved changes are in {}, where a restart with another `state_directory` does \
+                 not find them: `nvmfctl save`",
+                directory.display()
+            ));
+        }
         warnings
     }
 
@@ -220,7 +235,7 @@ impl EffectiveConfig {
     /// # Errors
     /// The I/O error.
     pub(crate) fn prepare_copy(&self, shared: &SharedConfig) -> Result<PreparedCopy, String> {
-        shared.prepare_copy(self.config.state_directory.as_deref())
+        shared.prepare_copy(self.kept_in.as_deref())
     }
 
     /// Unsaved changes.
@@ -241,7 +256,7 @@ impl EffectiveConfig {
     /// Whether changes survive a restart.
     #[must_use]
     pub fn keeps(&self) -> bool {
-        self.config.state_directory.is_some()
+        self.kept_in.is_some()
     }
 
     /// Adds changes, in order; nothing is written yet. `origin`: seconds since 1970, and the user.
@@ -340,7 +355,7 @@ impl EffectiveConfig {
     }
 
     fn journal(&self) -> ChangeLog<'_> {
-        ChangeLog::new(self.config.state_directory.as_deref())
+        ChangeLog::new(self.kept_in.as_deref())
     }
 
     fn parse(&self, sources: &ConfigFiles, origins: &Origins) -> Result<Config, EditError> {

@@ -362,6 +362,28 @@ fn changes_that_cannot_be_persisted_are_an_error() {
     assert_eq!(nsids(&load(&directory)), [8]);
 }
 
+/// It belongs to the other daemon, or is that of a start which has not happened.
+#[test]
+fn a_reload_does_not_touch_the_change_log_of_another_directory() {
+    let (directory, declared) = stage(TEXT);
+    let (theirs, other) = stage(TEXT);
+    other.with(&[add(5, "5GiB")], AT).unwrap().keep().unwrap();
+    let journal = || fs::read(theirs.path().join("changes.json")).unwrap();
+    let before = journal();
+    let state = format!("state_directory = {:?}\n{TEXT}", theirs.path());
+    fs::write(directory.path().join("nvmfd.toml"), state).unwrap();
+    let found = declared.reload().unwrap();
+    assert_eq!(declared.config().needs_restart(found.config()), ["state_directory"]);
+    found.keep().unwrap();
+    assert_eq!(journal(), before);
+    let next = found.with(&[add(2, "2GiB")], AT).unwrap();
+    next.keep().unwrap();
+    assert_eq!(journal(), before);
+    assert!(next.warnings().iter().any(|each| each.contains("does not find them")));
+    write(&directory, TEXT);
+    assert_eq!(nsids(&load(&directory)), [1, 2]);
+}
+
 const C: &str = "nqn.2026-11.io.nvmfd:c";
 
 /// More of the configuration, in a second file.
