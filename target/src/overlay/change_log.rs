@@ -62,6 +62,11 @@ impl<'d> ChangeLog<'d> {
         parse(&bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 
+    /// Whether changes are too long to be persisted.
+    pub(super) fn is_too_long(&self, changes: &Changes) -> bool {
+        self.directory.is_some() && emit(changes).is_ok_and(|bytes| bytes.len() > MOST_BYTES)
+    }
+
     /// Writes and syncs changes beside the persisted ones.
     pub(super) fn prepare(&self, changes: &Changes) -> Result<PreparedChangeLog, String> {
         let Some(directory) = self.directory else { return Ok(PreparedChangeLog(None)) };
@@ -73,7 +78,13 @@ impl<'d> ChangeLog<'d> {
         }
         let bytes = emit(changes).map_err(|error| failed(&path, &error))?;
         if bytes.len() > MOST_BYTES {
-            return Err("there are too many changes that no file has: `nvmfctl save`".to_owned());
+            let alone = Changes { set_aside: Vec::new(), ..changes.clone() };
+            return Err(match self.is_too_long(&alone) {
+                true => "there are too many changes that no file has: `nvmfctl save`".to_owned(),
+                false => "there are too many changes that were set aside: `nvmfctl changes list`, \
+                          `nvmfctl changes forget`"
+                    .to_owned(),
+            });
         }
         let file =
             atomic_file::prepare(directory, NAME, &bytes).map_err(|error| failed(&path, &error))?;

@@ -9,6 +9,7 @@
 //! directory before they are acknowledged.
 
 mod change_log;
+mod compact;
 pub mod diff;
 mod edit;
 mod listener_refs;
@@ -327,7 +328,34 @@ impl EffectiveConfig {
             let what = "`shared` of [group] cannot be changed while the daemon serves";
             return Err(EditError::Wrong(format!("{what}: write it into the file, and restart")));
         }
+        next.shorten();
         Ok(next)
+    }
+
+    /// Leaves out changes that later ones have undone or replaced, if all of them are too long, and
+    /// if a restart finds the same configuration without them.
+    fn shorten(&mut self) {
+        if !self.journal().is_too_long(&self.changes) {
+            return;
+        }
+        let (origins, read) = (Origins::of(&self.read), self.read.clone());
+        let Ok(config) = self.parse(&read, &origins) else { return };
+        let Changes { kept, set_aside } = self.changes.clone();
+        let kept = compact::compacted(&digest_all(&read), kept);
+        let mut next = EffectiveConfig {
+            sources: read,
+            origins,
+            config,
+            changes: Changes::default(),
+            ..self.clone()
+        };
+        next.replay(Changes { kept, set_aside });
+        let is_same = next.config == self.config
+            && next.changes.set_aside == self.changes.set_aside
+            && !next.journal().is_too_long(&next.changes);
+        if is_same {
+            *self = next;
+        }
     }
 
     /// Drops the changes that no longer apply.

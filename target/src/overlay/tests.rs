@@ -384,6 +384,83 @@ fn a_reload_does_not_touch_the_change_log_of_another_directory() {
     assert_eq!(nsids(&load(&directory)), [1, 2]);
 }
 
+/// As a program makes them that provides volumes, and never saves.
+#[test]
+fn changes_undone_or_replaced_since_do_not_fill_the_change_log() {
+    let (directory, declared) = stage(TEXT);
+    let long = "x".repeat(20_000);
+    let volume = |nsid: u32| {
+        let settings = settings(json!({"path": format!("/srv/{long}{nsid}"), "size": "1GiB"}));
+        Change::AddNamespace { subsystem: A.to_owned(), nsid, settings }
+    };
+    let allow = |nsid: u32| {
+        let host = format!("nqn.2026-11.org.example:{nsid}");
+        Change::AllowHost { subsystem: A.to_owned(), host }
+    };
+    let deny = |nsid: u32| {
+        let host = format!("nqn.2026-11.org.example:{nsid}");
+        Change::DenyHost { subsystem: A.to_owned(), host }
+    };
+    let state = |nsid: u32| {
+        let state = if nsid.is_multiple_of(2) { "inaccessible" } else { "optimized" };
+        Change::SetAna { listener: 1, group: Some(2), state: state.to_owned() }
+    };
+    let mut next = declared.with(&[add(2, "2GiB"), volume(10), allow(10)], AT).unwrap();
+    for nsid in 11..100 {
+        let at = (AT.0 + u64::from(nsid), AT.1);
+        next = next.with(&[volume(nsid), allow(nsid), state(nsid)], at).unwrap();
+        next = next.with(&[deny(nsid - 1), remove(nsid - 1)], at).unwrap();
+        drop(next.prepare().unwrap_or_else(|error| panic!("{nsid}: {error}")));
+    }
+    next.keep().unwrap();
+    assert_eq!(nsids(&next), [1, 2, 99]);
+    let found = load(&directory);
+    assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
+    let expected = declared.with(&[add(2, "2GiB"), volume(99), allow(99), state(99)], AT);
+    assert_eq!(found.config(), expected.unwrap().config());
+}
+
+/// One that was replaced since may have been needed by others in between.
+#[test]
+fn a_long_change_log_is_refused_rather_than_reordered() {
+    let text = TEXT.replace("kind = \"null\"", "path = \"/srv/x\"");
+    let (directory, declared) = stage(&text);
+    let path = |nsid: u32, path: &str| {
+        let settings = settings(json!({"path": path}));
+        Change::SetNamespace { subsystem: A.to_owned(), nsid, settings }
+    };
+    let second = settings(json!({"path": "/srv/x", "size": "1GiB"}));
+    let second = Change::AddNamespace { subsystem: A.to_owned(), nsid: 2, settings: second };
+    let mut next = declared.with(&[path(1, "/srv/y")], AT).unwrap();
+    next = next.with(&[second], (AT.0 + 1, AT.1)).unwrap();
+    next.keep().unwrap();
+    let long = "x".repeat(20_000);
+    for nsid in 10.. {
+        let last = next.clone();
+        let moved = path(1, &format!("/srv/{long}{nsid}"));
+        next = last.with(&[add(nsid, "1GiB"), moved], (AT.0 + u64::from(nsid), AT.1)).unwrap();
+        if let Err(error) = next.keep() {
+            assert!(error.contains("`nvmfctl save`"), "{error}");
+            next = last;
+            break;
+        }
+    }
+    let found = load(&directory);
+    assert!(found.changes() == next.changes() && found.config() == next.config());
+}
+
+/// A save does not write them.
+#[test]
+fn a_change_log_full_of_set_aside_changes_names_its_remedy() {
+    let (_directory, declared) = stage(TEXT);
+    let mut next = declared.with(&[add(2, "2GiB")], AT).unwrap();
+    let (kept, why) = (next.changes.kept[0].clone(), "x".repeat(1 << 20));
+    next.changes.set_aside.push(SetAside { kept, why });
+    let error = next.keep().unwrap_err();
+    assert!(error.contains("`nvmfctl changes forget`") && !error.contains("save"), "{error}");
+    next.without_set_aside().keep().unwrap();
+}
+
 const C: &str = "nqn.2026-11.io.nvmfd:c";
 
 /// More of the configuration, in a second file.
