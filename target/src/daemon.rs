@@ -20,6 +20,7 @@ use crate::blockdev::Torn;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, Spin, memory_estimate};
+use crate::core::auth::Keyring;
 use crate::core::controller::Limits;
 use crate::core::message::{Mailbox, Message, ReactorRings, Sender, mailbox};
 use crate::core::qpair::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
@@ -39,7 +40,7 @@ use crate::reactor::{Parts, Reactor};
 use crate::state::group_records::GroupRecords;
 use crate::state::power::PowerLog;
 use crate::state::record::StateDir;
-use crate::state::revoked_hosts;
+use crate::state::revoked_hosts::{self, PreparedHosts};
 use crate::state::usage::{UsageStore, UsageWriter};
 use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
@@ -324,7 +325,7 @@ impl RunningTarget {
         // replaced key files.
         let is_about_keys = config.authentication != provisioner.config().authentication;
         let keyring = match may_wait || is_about_keys || config == *provisioner.config() {
-            true => Some(config.authentication.keyring().map_err(unusable)?),
+            true => Some(self.next_keyring(&config)?),
             false => None,
         };
         let next = match may_wait {
@@ -339,17 +340,22 @@ impl RunningTarget {
         let (was, is) = (provisioner.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
         let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
+        let keyed = match &keyring {
+            Some(keyring) => self.prepare_keyed(keyring, &config).map_err(NotServed::Unkept)?,
+            None => PreparedHosts::default(),
+        };
         let memory = provisioner.prepare(next.as_ref(), &added, missing)?;
         if let Err(sentence) = persist() {
             provisioner.abandon(next.as_ref(), &added);
             return Err(NotServed::Unkept(sentence));
         }
         // From here on no step can fail, and hosts see the change. (A record that is not put in
-        // place now is retried with what is adopted.)
-        let _ = memory.persist();
+        // place now is written again with what is adopted.)
+        let _ = (memory.persist(), keyed.persist());
         let old = provisioner.set_config(config);
         if let Some(keyring) = keyring {
             lines.extend(self.registry.set_keyring(keyring));
+            // If it was not put in place, or another gateway has a key since.
             lines.extend(keep_keyed(&self.registry, provisioner.config()));
         }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
@@ -365,6 +371,24 @@ impl RunningTarget {
             gateway.declare(provisioner.config());
         }
         Ok(lines)
+    }
+
+    /// The keys of a configuration, and the hosts that are refused without one.
+    fn next_keyring(&self, config: &Config) -> Result<Keyring, Fatal> {
+        let mut keyring = config.authentication.keyring().map_err(unusable)?;
+        keyring.revoke(self.registry.keyed_hosts());
+        Ok(keyring)
+    }
+
+    /// Prepares to keep the hosts that have had keys. It has been reported already of those in
+    /// force that they cannot be kept.
+    fn prepare_keyed(&self, keyring: &Keyring, config: &Config) -> Result<PreparedHosts, String> {
+        let known = keyring.known();
+        let prepared = revoked_hosts::prepare(&known, config.state_directory.as_deref());
+        match known.is_subset(&self.registry.keyed_hosts()) {
+            true => Ok(prepared.unwrap_or_default()),
+            false => prepared,
+        }
     }
 
     /// The shared configuration of the gateway group, if the daemon is a member of one.
@@ -649,7 +673,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use crate::blockdev::durable::testing::calls;
-    use crate::config::NamespaceKind;
+    use crate::config::{HostConfig, NamespaceKind};
     use crate::daemon::*;
     use crate::state::ns_catalog::RECORD;
 
@@ -818,6 +842,54 @@ mod tests {
         std::fs::rename(&aside, &managed).unwrap();
         target.apply(ana).unwrap();
         assert_eq!(size(&target), 2 * blocks, "and sizes");
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    /// Otherwise a restart would admit whoever uses the name once the key is removed.
+    #[test]
+    fn a_key_whose_host_cannot_be_recorded_is_not_in_force() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut target = RunningTarget::start(config(directory.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let key = directory.path().join("key");
+        std::fs::write(&key, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:")
+            .unwrap();
+        std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+        let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
+        let with_key = || {
+            let mut config = config(directory.path());
+            let (key_file, controller_key_file) = (key.clone(), None);
+            let (hashes, groups) = (None, None);
+            config.authentication.hosts =
+                vec![HostConfig { nqn: host, key_file, controller_key_file, hashes, groups }];
+            config
+        };
+        let in_the_way = directory.path().join("keyed-hosts.new");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let mut persisted = false;
+        let refused = target.change(with_key(), || {
+            persisted = true;
+            Ok(())
+        });
+        assert!(
+            matches!(&refused, Err(NotServed::Unkept(why)) if why.contains("hosts")),
+            "{refused:?}"
+        );
+        assert!(!persisted && target.registry.keyed_hosts().is_empty());
+        assert!(target.apply(with_key()).is_err(), "nor by a reload");
+        std::fs::remove_dir(&in_the_way).unwrap();
+        let kept = || revoked_hosts::read(directory.path()).unwrap();
+        // A change that is refused afterwards leaves the list as it was.
+        target.change(with_key(), || Err("no".to_owned())).unwrap_err();
+        assert!(kept().is_empty() && target.registry.keyed_hosts().is_empty());
+        target.change(with_key(), || Ok(())).unwrap();
+        assert_eq!(kept(), BTreeSet::from([host]));
+        target.change(config(directory.path()), || Ok(())).unwrap();
+        assert_eq!(kept(), BTreeSet::from([host]), "it is refused without a key");
+        // Nothing else is refused because of a host that is in force.
+        std::fs::remove_file(directory.path().join("keyed-hosts")).unwrap();
+        std::fs::create_dir(&in_the_way).unwrap();
+        target.apply(config(directory.path())).unwrap();
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 

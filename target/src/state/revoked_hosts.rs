@@ -4,10 +4,12 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use nvme::Nqn;
 
 use crate::blockdev::record::Record;
+use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
 
 /// Its name in the state directory.
@@ -44,13 +46,47 @@ pub(crate) fn is_denied(directory: &Path) -> bool {
     StateDir(directory).is_denied(NAME)
 }
 
+/// Serializes the writers, which have one temporary name: the gateway of a group is another one.
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// The hosts of a change, synced beside the present list; none if they are the same.
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct PreparedHosts(Option<PreparedFile>);
+
+impl PreparedHosts {
+    /// Replaces the list.
+    ///
+    /// # Errors
+    /// The I/O error. The list may then be either.
+    pub(crate) fn persist(self) -> io::Result<()> {
+        let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.map_or(Ok(()), PreparedFile::persist)
+    }
+}
+
+/// Prepares to keep the hosts that have or had keys, if there is a state directory.
+///
+/// # Errors
+/// A sentence with the I/O error.
+pub(crate) fn prepare(
+    hosts: &BTreeSet<Nqn>,
+    directory: Option<&Path>,
+) -> Result<PreparedHosts, String> {
+    let Some(directory) = directory.filter(|directory| !is_kept(hosts, directory)) else {
+        return Ok(PreparedHosts(None));
+    };
+    let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let prepared = StateDir(directory).prepare(NAME, &KeyedHosts(hosts.clone()));
+    prepared.map(|file| PreparedHosts(Some(file))).map_err(|error| {
+        format!("{} cannot record which hosts have had keys: {error}", directory.display())
+    })
+}
+
 /// Keeps the hosts that have or had keys, if there is a state directory. Returns a sentence if that
 /// fails: then they are refused until the daemon ends.
 pub fn keep(hosts: &BTreeSet<Nqn>, directory: Option<&Path>) -> Option<String> {
-    let directory = directory?;
-    if read(directory).is_ok_and(|kept| kept == *hosts) {
-        return None;
-    }
+    let directory = directory.filter(|directory| !is_kept(hosts, directory))?;
     let error = write(directory, hosts).err()?;
     Some(format!(
         "{} cannot be written: {error}; hosts whose keys were removed are refused until the \
@@ -59,11 +95,16 @@ pub fn keep(hosts: &BTreeSet<Nqn>, directory: Option<&Path>) -> Option<String> {
     ))
 }
 
+fn is_kept(hosts: &BTreeSet<Nqn>, directory: &Path) -> bool {
+    read(directory).is_ok_and(|kept| kept == *hosts)
+}
+
 /// Writes the hosts that have or had keys.
 ///
 /// # Errors
 /// The I/O error.
 pub fn write(directory: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
+    let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     StateDir(directory).replace(NAME, &KeyedHosts(hosts.clone()))
 }
 
