@@ -310,6 +310,23 @@ fn changes_to_a_split_configuration_are_saved_to_the_right_file() {
 }
 
 #[test]
+fn a_save_whose_reload_is_refused_reports_the_written_files() {
+    let daemon = Daemon::start("127.0.42.19");
+    let file = daemon.directory.path().join("nvmfd.toml");
+    daemon.says(&["subsystem", "set", NQN, "serial=SAVED"]);
+    // An edit by hand that only a reload can refuse.
+    let text = fs::read_to_string(&file).unwrap();
+    let key = "[[host]]\nnqn = \"nqn.2026-11.host:a\"\ndhchap_key_file = \"/missing/key\"\n";
+    fs::write(&file, text + key).unwrap();
+    let (code, out, err) = nvmfctl(&daemon.socket(), &["save"]);
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    assert!(fs::read_to_string(&file).unwrap().contains("SAVED"));
+    assert!(err.contains("wrote 1 change into") && err.contains("/missing/key"), "{err}");
+    assert!(!err.contains("everything is as it was"), "{err}");
+    daemon.stop();
+}
+
+#[test]
 fn apply_of_a_directory_replaces_all_files_or_those_in_conf_d() {
     let daemon = Daemon::start("127.0.42.9");
     let file = daemon.directory.path().join("nvmfd.toml");

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use nvmfd::api::{
-    Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UnsavedChange,
-    Wanted,
+    Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UNCHANGED,
+    UnsavedChange, Wanted,
 };
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::count;
@@ -206,14 +206,19 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         return Ok(());
     };
     saving.write(&old, &new).map_err(Failure::new)?;
-    client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
     let shown = |file: &Rewritten<'_>| match file.new {
         Some(_) => file.file.display().to_string(),
         None => format!("{} (removed)", file.file.display()),
     };
     let written: Vec<String> = old.rewritten(&new).iter().map(shown).collect();
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
-    output.print(&format!("wrote {} into {files}", count(changes.kept.len(), "change")));
+    let wrote = format!("wrote {} into {files}", count(changes.kept.len(), "change"));
+    let reloaded = client.send::<Outcome>(Method::POST, "/v1/reload", &()).await;
+    reloaded.map_err(|failure| {
+        let why = failure.sentence().replace(&format!(" ({UNCHANGED})"), "");
+        Failure::new(format!("{wrote}, and the daemon has not read them again: {why}"))
+    })?;
+    output.print(&wrote);
     Ok(())
 }
 
