@@ -186,6 +186,16 @@ fn nvmfctl_errors_include_a_remedy() {
 }
 
 #[test]
+fn gateway_names_with_separators_of_urls_are_sent_as_names() {
+    let daemon = Daemon::start("127.0.42.20");
+    for name in ["a/b", "a?b", "a#b", "50%", "../a"] {
+        let (code, _, err) = nvmfctl(&daemon.socket(), &["gateway", "exclude", name]);
+        assert_eq!(code, Some(1));
+        assert!(err.contains("the daemon is no gateway of a group"), "{name}: {err}");
+    }
+}
+
+#[test]
 fn a_stale_socket_of_a_killed_daemon_does_not_prevent_a_restart() {
     let mut daemon = Daemon::start("127.0.42.3");
     daemon.process.kill().unwrap();

@@ -10,7 +10,7 @@ use nvmfd::api::{
 };
 
 use crate::change::{self, VERSION_LINE};
-use crate::client::Client;
+use crate::client::{Client, escaped};
 use crate::output::{Failure, Output, joined, table};
 
 #[derive(Subcommand)]
@@ -55,7 +55,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
             client.send::<Outcome>(Method::POST, "/v1/gateway-group/rebalance", &wanted).await?
         }
         Command::Exclude { name } => {
-            let path = format!("/v1/gateway-group/gateways/{name}/exclude");
+            let path = format!("/v1/gateway-group/gateways/{}/exclude", escaped(&name));
             client.send::<Outcome>(Method::POST, &path, &()).await?
         }
     };
