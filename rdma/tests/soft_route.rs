@@ -9,11 +9,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 
 use crate::side::{LIMITS, PORT, Side};
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::{getsockopt_impl, sockopt_impl};
 use rdma::soft::Options;
+use rdma::soft::cm::mad::MadHeader;
+use rdma::soft::cm::message::{CmMessage, CmaHeader, DisconnectRequest, Request, service_id};
 use rdma::soft::endpoint::ROCE_PORT;
-use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
+use rdma::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
+use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
+use rdma::soft::wire::opcode::Opcode;
+use rdma::soft::wire::psn::{Psn, Qpn};
 use rdma::{Completion, Event, Fabric, Initiator, Qp, Reason, Work};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
@@ -37,20 +42,27 @@ fn alone(prepare: &str, test: &str) {
 struct Ends {
     host: Side,
     target: Side,
+    /// The listener.
+    at: SocketAddr,
     qps: [Qp; 2],
 }
 
 impl Ends {
     fn new(host: IpAddr, target: IpAddr) -> Ends {
+        Ends::with_target(host, target, Options::default())
+    }
+
+    fn with_target(host: IpAddr, target: IpAddr, options: Options) -> Ends {
         let at = SocketAddr::new(target, PORT);
-        let (mut host, mut target) = (Side::host(host), Side::target(at));
+        let (mut host, mut target) = (Side::host(host), Side::new(options));
+        target.fabric.listen(at).unwrap();
         let at_host = host.fabric.connect(at, &[], LIMITS).unwrap();
         host.fabric.flush();
         let (at_target, _) = target.accept(&[]);
         host.established(at_host);
         host.fabric.flush();
         target.established(at_target);
-        Ends { host, target, qps: [at_host, at_target] }
+        Ends { host, target, at, qps: [at_host, at_target] }
     }
 
     /// A message arrives complete, and the sender gets its acknowledgement.
@@ -288,11 +300,140 @@ fn unreachable_neighbour() {
     target.accept(&[]);
     host.established(qp);
     // And not because there was room: what was said to the other fills its socket all the time.
+    let queued = queued_bytes("010200C0:12B7");
+    assert!(queued >= 4608, "the requests do not fill the socket: {queued} bytes");
+}
+
+/// Answers to forged messages of addresses that no neighbour has wait until the system gives these
+/// up, in the send buffer that all connections share.
+#[test]
+fn unreachable_forged_sources_do_not_delay_connections() {
+    let prepare = "ip link set lo up && ip link add here type veth peer name there && \
+        ip address add 192.0.2.1/24 dev here && ip link set there up && ip link set here up && \
+        echo 1000 >/proc/sys/net/ipv4/neigh/here/mcast_solicit";
+    alone(prepare, "unreachable_strangers");
+    alone(prepare, "unreachable_half_open");
+}
+
+#[test]
+#[ignore = "needs a namespace of its own: see \
+            `unreachable_forged_sources_do_not_delay_connections`"]
+fn unreachable_strangers() {
+    let mut ends = ends_with_small_buffer();
+    let target = ends.at.ip();
+    let forged: Vec<_> = (100..120).map(|last| forger([192, 0, 2, last].into())).collect();
+    for number in 0..100 {
+        for (from, socket) in &forged {
+            let datagram = datagram(*from, target, disconnect_request(number));
+            socket.send_to(&datagram, (target, ROCE_PORT)).unwrap();
+            ends.target.turn();
+        }
+    }
+    assert_answers_queued();
+    ends.send(2);
+    // Other peers without a connection are answered as well, a few at a time.
+    let other = std::net::UdpSocket::bind(("127.0.0.3", ROCE_PORT)).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let datagram = datagram(other.local_addr().unwrap(), target, disconnect_request(1));
+    let start = std::time::Instant::now();
+    while other.recv(&mut [0; 512]).is_err() {
+        assert!(start.elapsed() < side::PATIENCE, "no answer");
+        other.send_to(&datagram, (target, ROCE_PORT)).unwrap();
+        ends.target.turn();
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+#[ignore = "needs a namespace of its own: see \
+            `unreachable_forged_sources_do_not_delay_connections`"]
+fn unreachable_half_open() {
+    let mut ends = ends_with_small_buffer();
+    let target = ends.at.ip();
+    let forged: Vec<_> = (100..110).map(|last| forger([192, 0, 2, last].into())).collect();
+    // Each repetition of a request is answered by the reply.
+    for number in 0..200 {
+        for (from, socket) in &forged {
+            let datagram = datagram(*from, target, request(from.ip(), target));
+            socket.send_to(&datagram, (target, ROCE_PORT)).unwrap();
+            match number {
+                0 => drop(ends.target.accept(&[])),
+                _ => ends.target.turn(),
+            }
+        }
+    }
+    assert_answers_queued();
+    ends.send(2);
+}
+
+/// A connection to a target whose send buffer has 512 KiB, twice what is requested.
+fn ends_with_small_buffer() -> Ends {
+    let [host, target] = ["127.0.0.2", "192.0.2.1"].map(|ip| ip.parse().unwrap());
+    let options = Options { send_buffer_bytes: 256 << 10, ..Options::default() };
+    let mut ends = Ends::with_target(host, target, options);
+    ends.send(1);
+    ends
+}
+
+fn assert_answers_queued() {
+    let queued = queued_bytes("010200C0:12B7");
+    assert!(queued > 250 << 10, "the answers do not fill their part: {queued} bytes");
+}
+
+/// A socket that sends from an address that this machine does not have, from a port that it chooses.
+fn forger(from: IpAddr) -> (SocketAddr, std::net::UdpSocket) {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+    setsockopt(&socket, sockopt::IpTransparent, &true).unwrap();
+    socket.bind(&SockAddr::from(SocketAddr::new(from, 0))).unwrap();
+    let socket = std::net::UdpSocket::from(socket);
+    (socket.local_addr().unwrap(), socket)
+}
+
+/// A request to disconnect a connection that does not exist.
+fn disconnect_request(number: u32) -> CmMessage {
+    CmMessage::DisconnectRequest(DisconnectRequest {
+        local_comm_id: number,
+        remote_comm_id: !number,
+        ..DisconnectRequest::zeroed()
+    })
+}
+
+/// A request to connect.
+fn request(from: IpAddr, to: IpAddr) -> CmMessage {
+    let header = CmaHeader { source_port: 1, source: from, destination: to };
+    CmMessage::Request(Request {
+        local_comm_id: 1,
+        service_id: service_id(PORT),
+        ca_guid: 1,
+        qpn: Qpn::new(17),
+        responder_resources: 1,
+        path_mtu: 3,
+        private_data: header.emit(&[0; CmaHeader::USER_BYTES]),
+        ..Request::zeroed()
+    })
+}
+
+/// The datagram of a message of connection management.
+fn datagram(from: SocketAddr, to: IpAddr, message: CmMessage) -> Vec<u8> {
+    let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::default());
+    let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
+    let header = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });
+    let mut bytes = [header.as_slice(), &message.emit(MadHeader::default())].concat();
+    let flow = Flow { source: from, destination: SocketAddr::new(to, ROCE_PORT) };
+    let first: [u8; Bth::BYTES] = *bytes.first_chunk().unwrap();
+    let mut icrc = Icrc::start(&flow, 0, bytes.len() + ICRC_BYTES, &first);
+    icrc.update(&bytes[Bth::BYTES..]);
+    bytes.extend(icrc.finish());
+    bytes
+}
+
+/// Bytes in the send queue of a socket, as the system counts them, by its address as the system
+/// writes it.
+fn queued_bytes(local: &str) -> u32 {
     let sockets = std::fs::read_to_string("/proc/self/net/udp").unwrap();
-    let full = sockets.lines().any(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let bytes = u32::from_str_radix(fields[4].split(':').next().unwrap(), 16);
-        fields[1] == "010200C0:12B7" && bytes.is_ok_and(|bytes| bytes >= 4608)
-    });
-    assert!(full, "the requests do not fill the socket: {sockets}");
+    let row = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let bytes = row
+        .filter(|fields| fields[1] == local)
+        .map(|fields| u32::from_str_radix(fields[4].split(':').next().unwrap(), 16).unwrap());
+    bytes.max().unwrap()
 }

@@ -138,6 +138,13 @@ pub(crate) enum Phase {
     Established,
 }
 
+impl Phase {
+    /// Whether the peer has requested the connection, and not confirmed it.
+    pub(crate) fn is_half_open(self) -> bool {
+        matches!(self, Phase::Opened | Phase::ReplySent)
+    }
+}
+
 /// Parameters of this side in a request or reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalParameters {

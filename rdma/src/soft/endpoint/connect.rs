@@ -392,7 +392,7 @@ impl Endpoint {
         while let Some(comm) = self.manager.displaced.pop() {
             let Some(number) = self.by_comm.get(&comm).copied() else { continue };
             let Some(slot) = self.live(Qp(number)) else { continue };
-            if matches!(slot.connection.phase, Phase::Opened | Phase::ReplySent) {
+            if slot.connection.phase.is_half_open() {
                 let key = slot.connection.key();
                 self.remove(now, number, Reason::NotEstablished, region);
                 self.manager.ended.remove(&key);

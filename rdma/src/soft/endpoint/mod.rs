@@ -54,6 +54,8 @@ struct Message {
     from: IpAddr,
     to: IpAddr,
     tos: u8,
+    /// It belongs to no connection that the peer has confirmed: its destination may be forged.
+    unconfirmed: bool,
     mad: [u8; MAD_BYTES],
 }
 
@@ -401,7 +403,9 @@ impl Endpoint {
             let number = self.by_comm.get(&local_comm_id(&mad)).copied();
             let slot = number.and_then(|number| self.slots.get(number as usize)?.as_ref());
             let tos = slot.map_or(0, |slot| ecn::without(slot.connection.tos));
-            self.messages.push_back(Message { from, to, tos, mad });
+            let confirmed = |slot: &QpContext| !slot.connection.phase.is_half_open();
+            let unconfirmed = !slot.is_some_and(confirmed);
+            self.messages.push_back(Message { from, to, tos, unconfirmed, mad });
         }
     }
 

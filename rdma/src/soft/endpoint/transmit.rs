@@ -147,6 +147,13 @@ impl Endpoint {
         self.slot(queued.slot).map(|slot| (*slot.tx_crc.flow(), slot.connection.tos))
     }
 
+    /// The local address of a message of connection management that belongs to no confirmed
+    /// connection; none for any other packet.
+    pub(crate) fn unconfirmed(&self, queued: &QueuedPacket) -> Option<IpAddr> {
+        let Payload::Management(at) = queued.packet.payload() else { return None };
+        self.messages.get(at).filter(|message| message.unconfirmed).map(|message| message.from)
+    }
+
     /// Maximum length of a train with this packet.
     pub(crate) fn longest_train(&self, queued: &QueuedPacket) -> usize {
         let takes = match queued.packet.payload() {

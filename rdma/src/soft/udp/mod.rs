@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -24,6 +24,7 @@ use super::config::{Path, ROCE_PORT};
 use super::endpoint::{Endpoint, QueuedPacket};
 use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
 use super::wire::icrc::{Flow, train_identification};
+use super::wire::tx_packet::Payload;
 use crate::log_interval::LogInterval;
 use crate::{FabricError, Region, ZonedIp};
 use gso_fallback::Singles;
@@ -40,6 +41,9 @@ const TAKEN_AT_ONCE: usize = 64;
 /// Maximum of trains that wait for room: those of one batch, or of connection management. Further
 /// ones are dropped, as the network may drop them.
 const MOST_HELD: usize = 1024;
+/// Time for which the system looks for a neighbour, and keeps datagrams to it: three requests, one a
+/// second (arp(7)).
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(3);
 /// Bytes of the largest datagram.
 const DATAGRAM_BYTES: usize = 1 << 16;
 
@@ -100,6 +104,8 @@ pub(super) struct Udp {
     blocked: Vec<(IpAddr, u16)>,
     /// Those whose room ends a sleep.
     watched: Vec<(IpAddr, u16)>,
+    /// Messages without a confirmed connection that were sent, and since when.
+    unconfirmed: (Option<Instant>, u32),
     /// Errors of sending, and when each was last logged.
     troubles: Vec<(Errno, LogInterval)>,
     /// When a path MTU below the MTU of the link was last logged.
@@ -136,6 +142,7 @@ impl Udp {
             held: VecDeque::new(),
             blocked: Vec::new(),
             watched: Vec::new(),
+            unconfirmed: (None, 0),
             troubles: Vec::new(),
             doubted: LogInterval::default(),
             capture: None,
@@ -450,13 +457,48 @@ impl Udp {
         gathered.clear();
         let open = |from| !self.has_no_room(from);
         endpoint.gather(now, region, &open, MOST_GATHERED, &mut gathered);
+        let any = !gathered.is_empty();
+        // Messages of connection management come first.
+        if let Some(Payload::Management(_)) = gathered.first().map(|first| first.packet.payload()) {
+            self.drop_unconfirmed(now, endpoint, &mut gathered);
+        }
         gathered.retain(|queued| {
             let item = TrainItem::of(endpoint, queued);
             self.items.extend(item);
             item.is_some()
         });
         self.gathered = gathered;
-        !self.gathered.is_empty()
+        any
+    }
+
+    /// Drops messages without a confirmed connection, as the network may drop them: of those beyond
+    /// a few in the time that the system looks for a neighbour, what does not fit the half of a send
+    /// buffer. Answers to forged addresses, which no neighbour has, would fill it, and delay all
+    /// connections.
+    #[inline(never)]
+    fn drop_unconfirmed(
+        &mut self,
+        now: Instant,
+        endpoint: &Endpoint,
+        gathered: &mut Vec<QueuedPacket>,
+    ) {
+        let (since, mut sent) = self.unconfirmed;
+        if since.is_none_or(|since| now.saturating_duration_since(since) >= NEIGHBOUR_WAIT) {
+            (self.unconfirmed.0, sent) = (Some(now), 0);
+        }
+        let (mut address, mut few, mut room) = (None, 0, 0);
+        gathered.retain(|queued| {
+            let Some(from) = endpoint.unconfirmed(queued) else { return true };
+            if address != Some(from) {
+                address = Some(from);
+                let places = self.socket_for(from).map(Bound::unconfirmed_places);
+                (few, room) = places.unwrap_or_default();
+            }
+            let leaves = sent < few || room > 0;
+            (sent, room) = (sent.saturating_add(leaves.into()), room.saturating_sub(1));
+            leaves
+        });
+        self.unconfirmed.1 = sent;
     }
 
     /// Sends a train, or its datagrams one by one where there are no trains.
@@ -621,7 +663,6 @@ mod tests {
     use std::net::UdpSocket;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
-    use std::time::Duration;
 
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sys::epoll::EpollTimeout;

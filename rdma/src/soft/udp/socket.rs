@@ -12,14 +12,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt, sockopt as known,
+    ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, setsockopt,
+    sockopt as known,
 };
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
 use super::super::config::{FIRST_SOURCE_PORT, Options, ROCE_PORT};
 use super::super::udp::train::Way;
-use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
+use super::sockopt::{Control, Memory, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
 use crate::zone::scope_id;
+
+/// Memory of a message of connection management in a send buffer, at most, as the kernel counts it:
+/// a packet of 308 or 328 bytes, room for headers, and its descriptor.
+const MESSAGE_MEMORY_BYTES: u32 = 2048;
 
 /// Buffer sizes granted by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -163,6 +168,20 @@ impl Bound {
     /// Maximum length of a train; 1: the system does not support trains.
     pub(super) fn longest_train(&self) -> usize {
         if self.cuts { usize::MAX } else { 1 }
+    }
+
+    /// Places for messages without a confirmed connection in the send buffer: a quarter of it, and
+    /// what is free of its half. Their destinations may be forged, and the system keeps a datagram
+    /// to a neighbour that it cannot find for seconds.
+    pub(super) fn unconfirmed_places(&self) -> (u32, u32) {
+        match getsockopt(&self.socket, Memory) {
+            Ok([.., used, size]) => {
+                let free = (size / 2).saturating_sub(used);
+                (size / 4 / MESSAGE_MEMORY_BYTES, free / MESSAGE_MEMORY_BYTES)
+            }
+            // Linux before 4.12.
+            Err(_) => (u32::MAX, u32::MAX),
+        }
     }
 
     /// The next datagrams.

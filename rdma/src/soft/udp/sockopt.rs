@@ -41,6 +41,16 @@ sockopt_impl!(
     bool
 );
 
+sockopt_impl!(
+    /// Memory of a socket, of which the first four numbers are read: bytes in the receive buffer and
+    /// its size, bytes in the send buffer and its size (`SK_MEMINFO_*`).
+    Memory,
+    GetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_MEMINFO,
+    [u32; 4]
+);
+
 /// Control messages for one datagram to send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Control {
