@@ -165,6 +165,7 @@ impl Prey {
             rights: self.rights,
             ack_timeout: Some(Duration::from_millis(10)),
             retries: 7,
+            silence: Duration::ZERO,
             rnr_retries: 7,
             rnr_timer: RnrTimer::new(12),
             ack_delay: Duration::ZERO,

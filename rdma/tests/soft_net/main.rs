@@ -272,6 +272,27 @@ fn a_request_survives_two_seconds_without_a_peer() {
     assert_eq!((net.now() - start).as_millis(), 2600);
 }
 
+/// The queue pair of the peer waits as long.
+#[test]
+fn a_connection_survives_the_silence_that_its_request_permits() {
+    // As Linux 6.1: an ack timeout of 2.1 s, and seven retries.
+    let host = Config { ack_timeout: code_time(19), ..open_config() };
+    let mut net = two(1, Faults::NONE, false, host, Config::default());
+    let (at_host, at_target) = established(&mut net);
+    let into = buf(&mut net.node(0).pool, 100, 0);
+    net.node(0).post(at_host, 1, Work::Recv(into));
+    let (now, host, target) = (net.now(), net.node(0).address, net.node(1).address);
+    net.air.cut(host, target, now + Duration::from_secs(15));
+    let from = buf(&mut net.node(1).pool, 100, 5);
+    net.node(1).post(at_target, 2, Work::Send { from, invalidate: None });
+    for node in [1, 0] {
+        let mut done = wait(&mut net, node);
+        let Some(Event::Done(done)) = done.pop() else { panic!("{done:?}") };
+        assert_eq!(done.outcome, Ok(100));
+        net.node(node).pool.give(done.work.into_buf());
+    }
+}
+
 #[test]
 fn the_first_message_replaces_a_lost_ready_to_use() {
     let mut net = plain(false);

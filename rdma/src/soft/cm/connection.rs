@@ -52,6 +52,19 @@ pub fn time_code(time: Duration) -> u8 {
     (1..31).find(|code| code_time(*code) >= time).unwrap_or(31)
 }
 
+/// Maximum time of silence that a peer can request.
+const MOST_SILENCE: Duration = Duration::from_secs(30);
+
+/// Time for which a peer may be silent by its request: its ack timeout, and once more for each retry.
+/// None is requested by code 0, which means infinite.
+#[must_use]
+pub fn silence(ack_timeout: u8, retry_count: u8) -> Duration {
+    match ack_timeout {
+        0 => Duration::ZERO,
+        code => (code_time(code) * (u32::from(retry_count) + 1)).min(MOST_SILENCE),
+    }
+}
+
 /// Bytes of a path MTU code, 1 = 256 to 5 = 4096; none for another code.
 #[must_use]
 pub const fn mtu_bytes(code: u8) -> Option<u32> {
@@ -378,6 +391,10 @@ mod tests {
         assert_eq!(code_time(14), Duration::from_nanos(67_108_864));
         assert_eq!((time_code(code_time(17)), time_code(code_time(17) + code_time(0))), (17, 18));
         assert_eq!(time_code(Duration::MAX), 31);
+        // An SPDK host on Linux 6.1, and the most and the least that can be requested.
+        assert_eq!(silence(19, 4).as_millis(), 10_737);
+        assert_eq!([silence(31, 7), silence(1, 0)], [MOST_SILENCE, code_time(1)]);
+        assert_eq!(silence(0, 7), Duration::ZERO);
         assert_eq!(
             [1, 2, 3, 4, 5].map(mtu_bytes).map(Option::unwrap),
             [256, 512, 1024, 2048, 4096]

@@ -2,12 +2,12 @@
 //! `receive`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Endpoint;
 use crate::soft::cm::HalfOpen;
 use crate::soft::cm::connection::{
-    ConnectRequest, Connection, LocalParameters, Phase, is_marked_guid, mtu_bytes,
+    ConnectRequest, Connection, LocalParameters, Phase, is_marked_guid, mtu_bytes, silence,
 };
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::cm::message::RejectReason;
@@ -65,6 +65,7 @@ impl Endpoint {
             reads: limits.reads.min(message.responder_resources).max(1),
             answered_reads: self.config.answered_reads.min(message.initiator_depth),
             retries: message.retry_count,
+            silence: silence(message.primary_ack_timeout, message.retry_count),
             rnr_retries: message.rnr_retry_count,
             ..self.settings()
         };
@@ -311,6 +312,7 @@ impl Endpoint {
             rights: self.config.rights,
             ack_timeout: Some(self.config.ack_timeout),
             retries: 7,
+            silence: Duration::ZERO,
             rnr_retries: 7,
             rnr_timer: self.config.rnr_timer,
             ack_delay: self.config.ack_delay,

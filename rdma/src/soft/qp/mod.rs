@@ -87,6 +87,8 @@ pub struct Settings {
     pub ack_timeout: Option<Duration>,
     /// Retries without progress before the connection ends; connection management allows 0 to 7.
     pub retries: u8,
+    /// The connection does not end before the peer has been silent for this time.
+    pub silence: Duration,
     /// RNR NAKs before the connection ends; 7 is infinite.
     pub rnr_retries: u8,
     /// RNR timer in our RNR NAKs.
@@ -529,6 +531,7 @@ mod tests {
             rights: Rights::NONE,
             ack_timeout: Some(Duration::from_millis(10)),
             retries: 7,
+            silence: Duration::ZERO,
             rnr_retries: 7,
             rnr_timer: RnrTimer::new(12),
             ack_delay: ACK_DELAY,

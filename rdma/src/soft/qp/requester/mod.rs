@@ -311,7 +311,8 @@ impl Requester {
         self.reads.reserve(self.depth);
         self.timeout_ns = settings.ack_timeout.map_or(u64::MAX, ns_of);
         let waits = (0..=u32::from(settings.retries)).map(|n| 1 << n.min(MOST_DOUBLINGS));
-        self.patience_ns = self.timeout_ns.saturating_mul(waits.sum());
+        let own_ns = self.timeout_ns.saturating_mul(waits.sum());
+        self.patience_ns = own_ns.max(ns_of(settings.silence));
         self.rnr_retries = settings.rnr_retries;
         self.rnr_left = self.rnr_retries;
     }
