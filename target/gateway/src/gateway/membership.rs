@@ -22,7 +22,7 @@ impl Gateway {
                 if text != Some(&record.to_string()) || self.has_lost_group(sent) {
                     self.lose_membership();
                 } else {
-                    self.note_steps();
+                    self.note_steps(sent);
                     if self.is_fresh() && !self.leaving {
                         self.request_groups(sent);
                         self.give_requested();

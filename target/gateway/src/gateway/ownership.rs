@@ -104,14 +104,22 @@ impl Gateway {
         self.groups.get(&group).map(|group| group.stage)
     }
 
-    /// Updates of steps that were reported as failed, and are done.
-    pub(super) fn note_steps(&mut self) {
-        let failed = self.groups.iter().filter(|(_, group)| group.retry_at.is_some());
-        let is_done = |id: u32| {
+    /// Updates of steps that were reported as failed, and are done. Nobody else replaces the record
+    /// of a member: once another one follows that of a group to be given, the group was given, and
+    /// may have been taken since.
+    pub(super) fn note_steps(&mut self, sent: Duration) {
+        let is_done = |id: u32, group: &Group| {
             let next = self.next_record(id).map(|record| record.to_string());
-            next.is_some() && next.as_deref() == self.object.text(Key::Group(id))
+            let own = group.record.as_ref().map(ToString::to_string);
+            match (self.object.text(Key::Group(id)), group.stage) {
+                (_, _) if next.is_none() || sent < group.since => false,
+                (text, Stage::Giving(_)) => text != own.as_deref(),
+                (text, _) => text == next.as_deref(),
+            }
         };
-        let done: Vec<u32> = failed.map(|(id, _)| *id).filter(|id| is_done(*id)).collect();
+        let failed = self.groups.iter().filter(|(_, group)| group.retry_at.is_some());
+        let done = failed.filter(|(id, group)| is_done(**id, group));
+        let done: Vec<u32> = done.map(|(id, _)| *id).collect();
         done.into_iter().for_each(|id| self.complete_step(id, true));
     }
 

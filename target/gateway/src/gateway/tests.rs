@@ -166,6 +166,25 @@ fn a_leaving_gateway_releases_its_groups_without_a_timeout() {
     assert_eq!(group.excluded, [""; 0]);
 }
 
+/// The gateway learns that it has given the group when another one has taken it already.
+#[test]
+fn a_gateway_takes_a_group_back_after_a_lost_reply_to_its_release() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    group.forgets = true;
+    group.event(&mut first, Event::Move(1, 1));
+    group.forgets = false;
+    group.event(&mut second, Event::Changed);
+    assert_eq!((serves(&first), serves(&second)), (vec![2], vec![1]));
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!(first.stages().next(), Some((1, Stage::Standby)));
+    // The other one is killed.
+    group.pass(8, &mut [&mut first]);
+    assert_eq!((serves(&first), group.excluded.as_slice()), (vec![1, 2], &["client2".into()][..]));
+}
+
 #[test]
 fn a_gateway_rejoins_after_an_edit_of_a_group_record() {
     let (mut group, mut only) = (Group::default(), gateway(0, "a", "d"));
