@@ -90,8 +90,8 @@ pub struct Gateway {
     object: GroupObject,
     /// The next member record, after a reload: until it is known to be in the group object.
     next_record: Option<MemberRecord>,
-    /// Members that an administrator excludes.
-    condemned: BTreeSet<Slot>,
+    /// Members that an administrator excludes, by incarnation.
+    condemned: BTreeMap<Slot, u64>,
     /// Groups that an administrator moves.
     moves: Moves,
     leaving: bool,
@@ -117,7 +117,7 @@ impl Gateway {
             next_read: now,
             object: GroupObject::default(),
             next_record: None,
-            condemned: BTreeSet::new(),
+            condemned: BTreeMap::new(),
             moves: Moves::default(),
             leaving: false,
             ended: false,
@@ -256,7 +256,8 @@ impl Gateway {
             Event::Changed => self.next_read = self.now,
             Event::ClientExcluded => self.exclude_self(),
             Event::Exclude(slot) if slot != self.member.slot => {
-                self.condemned.insert(slot);
+                let member = self.object.member(slot);
+                self.condemned.extend(member.map(|member| (slot, member.incarnation)));
                 self.next_read = self.now;
             }
             Event::Exclude(_) => {}

@@ -139,13 +139,14 @@ impl Gateway {
     pub(super) fn request_groups(&mut self, sent: Duration) {
         let Client::Registered(own, _) = &self.client else { return };
         let object = &self.object;
-        self.condemned.retain(|slot| {
-            object.member(*slot).is_some_and(|it| it.membership == Membership::Live)
+        self.condemned.retain(|slot, incarnation| {
+            let member = object.member(*slot).filter(|it| it.incarnation == *incarnation);
+            member.is_some_and(|it| it.membership == Membership::Live)
         });
         let is_suspect = |slot| {
             let is_other = slot != self.member.slot;
             let is_silent = self.heartbeats.is_suspect(slot, sent, &self.timing);
-            is_other && (is_silent || self.condemned.contains(&slot))
+            is_other && (is_silent || self.condemned.contains_key(&slot))
         };
         let live = self.heartbeats.live(object, sent, &self.timing);
         let is_outdated = self.is_outdated();
@@ -179,7 +180,8 @@ impl Gateway {
                 wanted.push((*id, vacancy));
             }
         }
-        if !wanted.is_empty() {
+        let condemns = !is_outdated && !self.condemned.is_empty();
+        if !wanted.is_empty() || condemns {
             let own = Owner {
                 slot: self.member.slot,
                 incarnation: own.incarnation,
@@ -190,9 +192,13 @@ impl Gateway {
     }
 
     /// One update for all groups: a suspect is excluded with it, unless its heartbeat has changed.
+    /// Who is condemned is excluded even if it owns no group, or one that another gateway takes.
     pub(super) fn request(&mut self, own: &Owner, wanted: &[(u32, Vacancy)]) {
         let Some(mut update) = self.own_update() else { return };
         let mut suspects = BTreeSet::new();
+        if !self.is_outdated() {
+            suspects.extend(self.condemned.keys().copied());
+        }
         let mut records = Vec::new();
         for (id, vacancy) in wanted {
             let (key, old) = (Key::Group(*id), self.object.group(*id));
@@ -211,7 +217,7 @@ impl Gateway {
             let excluded = MemberRecord { membership: Membership::Excluded, ..member.clone() };
             let (key, heartbeat) = (Key::Member(slot), Key::Heartbeat(slot));
             update = update.compare(key, self.object.text(key)).set(key, &excluded);
-            if !self.condemned.contains(&slot) {
+            if !self.condemned.contains_key(&slot) {
                 update = update.compare(heartbeat, self.object.text(heartbeat));
             }
         }

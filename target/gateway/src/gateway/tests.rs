@@ -153,6 +153,40 @@ fn an_administrator_can_exclude_a_gateway_with_a_live_heartbeat() {
 }
 
 #[test]
+fn a_gateway_excluded_without_an_ana_group_may_own_one_later() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    group.event(&mut first, Event::Exclude(1));
+    group.pass(2, &mut [&mut first, &mut second]);
+    let incarnation = group.object().member(1).map(|member| member.incarnation);
+    assert_eq!(incarnation, Some(2), "it was excluded, and has another data client");
+    group.event(&mut first, Event::Move(1, 1));
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![2], vec![1]));
+    assert_eq!(group.excluded, [""; 0]);
+}
+
+#[test]
+fn an_exclusion_does_not_hold_for_the_next_incarnation() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    group.event(&mut second, Event::Exclude(0));
+    // Before the other one reads again.
+    group.event(&mut first, Event::Changed);
+    let member = group.object().member(0).map(|it| (it.incarnation, it.membership));
+    assert_eq!(member, Some((2, Membership::Live)));
+    group.pass(2, &mut [&mut first, &mut second]);
+    group.event(&mut second, Event::Move(1, 0));
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![1], vec![2]));
+    assert!(!group.excluded.contains(&"client3".to_owned()), "{:?}", group.excluded);
+}
+
+#[test]
 fn a_leaving_gateway_releases_its_groups_without_a_timeout() {
     let (mut group, mut first, mut second) =
         (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
