@@ -99,8 +99,20 @@ impl Gateway {
     /// hosts have keys.
     pub(super) fn note_own(&self, update: Update) -> Update {
         let Member { slot, declared, applied, .. } = &self.member;
-        let update = update.note(Key::Applied(*slot), applied.as_ref(), &self.object);
+        let update = match self.is_committing() {
+            true => update,
+            false => update.note(Key::Applied(*slot), applied.as_ref(), &self.object),
+        };
         update.note(Key::Keyed(*slot), Some(&declared.keyed), &self.object)
+    }
+
+    /// A change at this gateway has written a version, and by the same operation that it is in force
+    /// here. It is before that is known here, so the heartbeats meanwhile do not say otherwise.
+    fn is_committing(&self) -> bool {
+        let noted = self.object.applied(self.member.slot).map_or(0, |noted| noted.version);
+        let newest = self.object.version().map_or(0, |version| version.number);
+        let applied = self.member.applied.as_ref();
+        noted <= newest && applied.is_some_and(|applied| applied.settled() < noted)
     }
 
     /// A live member that declares something else: this gateway does not join it. Members that use

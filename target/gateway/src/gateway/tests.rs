@@ -403,6 +403,25 @@ fn a_gateway_lacking_the_shared_version_takes_over_no_groups() {
     assert_eq!(serves(&second), [1, 2]);
 }
 
+/// The version and its note are written by one operation, before the gateway commits it.
+#[test]
+fn heartbeats_keep_the_note_of_a_version_that_is_being_committed() {
+    let (mut group, mut first, mut second) = with_shared_configuration();
+    group.omap.insert(Key::Version, "1 5 digest a 7".to_owned());
+    group.omap.insert(Key::Applied(0), "1 5".to_owned());
+    group.event(&mut second, applied(0, Some(5)));
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(group.omap[&Key::Applied(0)], "1 5");
+    // The first one is killed after it has committed the version.
+    group.pass(20, &mut [&mut second]);
+    assert_eq!(serves(&second), [0; 0], "it lacks the version");
+    let mut later = gateway(0, "a", "d");
+    group.event(&mut later, applied(0, Some(5)));
+    group.pass(3, &mut [&mut later]);
+    assert_eq!(group.omap[&Key::Applied(0)], "1 0 5 no image", "it was not committed after all");
+    assert_eq!(serves(&later), [1, 2]);
+}
+
 #[test]
 fn a_leaving_gateway_passes_no_groups_to_an_outdated_gateway() {
     let (mut group, mut first, mut second) = with_shared_configuration();
