@@ -197,24 +197,25 @@ impl ObjectClient {
 }
 
 /// The keys of one version of an object; ERANGE or EOVERFLOW: it has changed between two replies.
+/// One operation reads the first keys of all prefixes, which mostly are all: with one for each, an
+/// object that changes more often than they take together could not be read.
 fn read_once(
     pool: &mut ffi::Pool,
     object: &str,
     prefixes: &[&str],
 ) -> Result<BTreeMap<String, Vec<u8>>, Errno> {
     let (mut all, mut version) = (BTreeMap::new(), None);
-    for prefix in prefixes {
-        let mut after = String::new();
-        loop {
-            let page = pool.read_omap(object, (*prefix, after.as_str()), version)?;
-            version = Some(page.version);
-            let last = page.pairs.last().map(|(key, _)| key.clone());
+    let mut ranges: Vec<_> = prefixes.iter().map(|prefix| (*prefix, String::new())).collect();
+    while !ranges.is_empty() {
+        let (pages, read) = pool.read_omap(object, &ranges, version)?;
+        version = Some(read);
+        let mut rest = Vec::new();
+        for ((prefix, _), page) in ranges.into_iter().zip(pages) {
+            let last = page.pairs.last().filter(|_| page.more);
+            rest.extend(last.map(|(key, _)| (prefix, key.clone())));
             all.extend(page.pairs);
-            match last.filter(|_| page.more) {
-                Some(last) => after = last,
-                None => break,
-            }
         }
+        ranges = rest;
     }
     Ok(all)
 }

@@ -141,6 +141,33 @@ fn reads_of_many_keys_are_consistent_across_replies() {
     assert_eq!(client.read(&object).unwrap()["key.2499"], b"20");
 }
 
+/// As gateways read the object of their group, which each of them changes twice a second.
+#[test]
+#[ignore = "needs a cluster"]
+fn a_read_of_several_prefixes_ends_while_its_object_changes() {
+    let (client, object, done) = (client(), object(), AtomicBool::new(false));
+    let number = |number: u32| Update {
+        create: true,
+        set: pairs(&[("a.0", &number.to_string()), ("g.0", &number.to_string())]),
+        ..Update::default()
+    };
+    client.update(&object, &number(0)).unwrap();
+    let mut reads = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (1..=300).for_each(|each| client.update(&object, &number(each)).unwrap());
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            let prefixes = ["a.", "b.", "c.", "d.", "e.", "f.", "g."];
+            let all = client.read_prefixes(&object, &prefixes).unwrap();
+            assert_eq!((all.len(), &all["a.0"]), (2, &all["g.0"]), "keys of one time");
+            reads += 1;
+        }
+    });
+    assert!(reads >= 30, "{reads} reads during 300 changes");
+}
+
 #[test]
 #[ignore = "needs a cluster"]
 fn watchers_are_notified_and_detect_removal_of_their_object() {

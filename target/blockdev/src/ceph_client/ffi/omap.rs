@@ -24,8 +24,13 @@ pub(crate) struct Page {
     pub(crate) pairs: Pairs,
     /// There are more keys after them.
     pub(crate) more: bool,
-    /// The version of the object that they are of.
-    pub(crate) version: u64,
+}
+
+/// What the library writes for one range of keys.
+struct Reply {
+    iterator: Handle,
+    more: u8,
+    code: c_int,
 }
 
 /// A change of an object: all of it or nothing.
@@ -38,45 +43,51 @@ pub(crate) struct Change<'a> {
 }
 
 impl Pool {
-    /// Keys that begin with `prefix` and are after `after`; of this version of the object, if one is
-    /// named. Exclusive, because the library keeps the version in the handle.
+    /// Of each range, keys that begin with its first text and are after its second one: all as they
+    /// were at one time, with the version of the object; of this version, if one is named.
+    /// Exclusive, because the library keeps the version in the handle.
     ///
     /// # Errors
     /// ENOENT: there is no such object; ERANGE or EOVERFLOW: it has another version; else the errno.
     pub(crate) fn read_omap(
         &mut self,
         object: &str,
-        (prefix, after): (&str, &str),
+        ranges: &[(&str, String)],
         version: Option<u64>,
-    ) -> Result<Page, Errno> {
+    ) -> Result<(Vec<Page>, u64), Errno> {
         let (api, object) = (self.api(), c(object)?);
-        let (prefix, after) = (c(prefix)?, c(after)?);
-        let (mut iterator, mut more, mut code) = (null_mut(), 0, 0);
-        // SAFETY: the operation and the iterator are live from here to their release; the numbers
-        // outlive the call that writes them; texts end with a zero.
+        let texts = ranges.iter().map(|(prefix, after)| Ok((c(prefix)?, c(after)?)));
+        let texts = texts.collect::<Result<Vec<_>, Errno>>()?;
+        let none = || Reply { iterator: null_mut(), more: 0, code: 0 };
+        let mut replies: Vec<Reply> = ranges.iter().map(|_| none()).collect();
+        // SAFETY: the operation and the iterators are live from here to their release; the replies
+        // are not moved, and outlive the call that writes them; texts end with a zero.
         unsafe {
             let op = (api.rados_create_read_op)();
             if let Some(version) = version {
                 (api.rados_read_op_assert_version)(op, version);
             }
-            (api.rados_read_op_omap_get_vals2)(
-                op,
-                after.as_ptr(),
-                prefix.as_ptr(),
-                PAGE_KEYS,
-                &raw mut iterator,
-                &raw mut more,
-                &raw mut code,
-            );
+            for ((prefix, after), reply) in texts.iter().zip(&mut replies) {
+                (api.rados_read_op_omap_get_vals2)(
+                    op,
+                    after.as_ptr(),
+                    prefix.as_ptr(),
+                    PAGE_KEYS,
+                    &raw mut reply.iterator,
+                    &raw mut reply.more,
+                    &raw mut reply.code,
+                );
+            }
             let outcome = check((api.rados_read_op_operate)(op, self.raw, object.as_ptr(), 0));
             let version = (api.rados_get_last_version)(self.raw);
-            let pairs = match outcome.and_then(|_| check(code)) {
-                Ok(_) => collect(api, iterator),
-                Err(errno) => Err(errno),
+            let page = |reply: &Reply| {
+                check(reply.code)?;
+                Ok(Page { pairs: collect(api, reply.iterator)?, more: reply.more != 0 })
             };
-            (api.rados_omap_get_end)(iterator);
+            let pages = outcome.and_then(|_| replies.iter().map(page).collect());
+            replies.iter().for_each(|reply| (api.rados_omap_get_end)(reply.iterator));
             (api.rados_release_read_op)(op);
-            Ok(Page { pairs: pairs?, more: more != 0, version })
+            pages.map(|pages| (pages, version))
         }
     }
 
