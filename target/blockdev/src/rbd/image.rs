@@ -96,7 +96,7 @@ impl Image {
         };
         let owner = self.raw.lock_owner().map_err(refused)?;
         if let Some(owner) = owner.filter(|owner| *owner != self.client.address) {
-            let is_there = || Ok(self.is_on_demand() || self.raw.watchers()?.contains(&owner));
+            let is_there = || self.raw.watchers().map(|all| all.contains(&owner));
             if !is_former(&owner) && is_there().map_err(refused)? {
                 return Err(self.is_in_use());
             }
@@ -121,7 +121,8 @@ impl Image {
     }
 
     /// Takes the lock of an image in standby, if it has at least this size; see
-    /// [`Image::take_lock`]. `former` are the addresses of clients that do not exist any more. Blocks
+    /// [`Image::take_lock`]. `former` are the addresses of clients that do not exist any more. (There
+    /// may be others: of an owner of the group before the last one, which had the image alone.) Blocks
     /// as long as the cluster does not answer.
     ///
     /// # Errors

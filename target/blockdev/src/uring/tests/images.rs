@@ -382,6 +382,25 @@ fn an_image_is_acquired_from_a_fenced_owner_and_returned_later() {
     assert_eq!(one.write(0, 4096, 0x22, false), Ok(()));
 }
 
+/// An image that its former owner had opened first, and that no gateway had when it was replaced.
+#[test]
+#[ignore = "needs a cluster"]
+fn a_standby_image_is_acquired_from_an_owner_that_exists_no_more() {
+    let ([(mut one, old), (mut other, new)], _) = with_two_gateways();
+    old.acquire(&[]).unwrap();
+    assert_eq!(one.write(0, 4096, 0x11, false), Ok(()));
+    new.acquire(&[]).expect_err("its owner has it open");
+    let former = address("nvmfd");
+    tool(&format!("ceph osd blocklist add {former}"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = new.acquire(&[]) {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(other.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(one.write(0, 4096, 0x22, false), Err(ELSEWHERE));
+}
+
 #[test]
 #[ignore = "needs a cluster"]
 fn only_writes_started_before_an_image_release_are_executed() {
