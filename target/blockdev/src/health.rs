@@ -90,11 +90,12 @@ impl Health {
         if standing == 0 {
             return None;
         }
-        if standing & STANDBY != 0 {
-            return Some(Status::ANA_INACCESSIBLE);
-        }
+        // Also where its ANA group is served without it: no other path leads to it.
         if standing & DOWN != 0 {
             return Some(Health::NOT_READY);
+        }
+        if standing & STANDBY != 0 {
+            return Some(Status::ANA_INACCESSIBLE);
         }
         (durable && standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
     }
@@ -411,16 +412,18 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_device_returns_ana_inaccessible_and_is_not_degraded() {
+    fn a_standby_device_returns_ana_inaccessible_unless_it_is_down() {
         let health = Health::default();
         health.set_standby(true);
         let elsewhere = Some(Status::ANA_INACCESSIBLE);
         assert_eq!((health.rejects(false), health.rejects(true)), (elsewhere, elsewhere));
         assert!(health.is_standby() && !health.is_degraded());
         health.set_down();
+        assert_eq!(health.rejects(false), Some(Health::NOT_READY), "no other path leads to it");
+        health.set_up();
         assert_eq!(health.rejects(false), elsewhere);
         health.set_standby(false);
-        assert_eq!(health.rejects(false), Some(Health::NOT_READY));
+        assert_eq!(health.rejects(false), None);
     }
 
     #[test]

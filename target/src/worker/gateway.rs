@@ -36,7 +36,7 @@ use crate::state::group_records::GroupRecords;
 use crate::state::revoked_hosts;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
-use cluster::{Cluster, ImageJob, lock};
+use cluster::{Cluster, GroupImage, ImageJob, lock};
 
 /// Interval between checks of the data client and of images that were opened meanwhile.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -234,7 +234,7 @@ impl Driver {
         for group in groups {
             let images = self.cluster.images(group);
             let is_queued = self.is_busy || !self.jobs.is_empty();
-            if !is_queued && images.iter().any(|image| image.device.health().is_standby()) {
+            if !is_queued && images.iter().any(GroupImage::is_left) {
                 self.add_job(None, Operation::Acquire(group, Vec::new()));
             }
         }

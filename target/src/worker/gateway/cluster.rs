@@ -52,6 +52,13 @@ pub(super) struct GroupImage {
     pub(super) protection: Arc<Protection>,
 }
 
+impl GroupImage {
+    /// It was not acquired with its group, and may be now.
+    pub(super) fn is_left(&self) -> bool {
+        self.device.health().is_standby() && !self.device.health().is_down()
+    }
+}
+
 /// A task on the images of a group: an operation, for the data client of a generation.
 #[derive(Clone)]
 pub(super) struct ImageJob {
@@ -202,14 +209,19 @@ impl Cluster {
         };
         if job.id.is_none() {
             // The others of the group are served.
-            images.retain(|image| image.device.health().is_standby());
+            images.retain(GroupImage::is_left);
         }
-        let devices: Vec<_> = images.iter().map(|image| Arc::clone(&image.device)).collect();
+        let devices = |images: &[GroupImage]| -> Vec<_> {
+            images.iter().map(|image| Arc::clone(&image.device)).collect()
+        };
         let outcome = match &job.operation {
             Operation::Acquire(_, former) => {
                 // The record of the group names this gateway, so nobody else changes those of its
                 // namespaces any more, and no command is executed before they are in force.
                 let loaded = self.load_records(&images);
+                // One that cannot be served is no obstacle to the service of the others.
+                images.retain(|image| !image.device.health().is_down());
+                let devices = devices(&images);
                 let mut outcome = loaded.and_then(|()| self.monitor.acquire(&devices, former));
                 // The record of the group names this client: locks of another one are no use.
                 if !is_current() {
@@ -218,7 +230,7 @@ impl Cluster {
                 }
                 outcome
             }
-            _ => self.monitor.release(&devices),
+            _ => self.monitor.release(&devices(&images)),
         };
         match outcome {
             Ok(()) => Outcome::Done,
