@@ -3,9 +3,10 @@
 //! the cluster itself: a heartbeat that hangs delays no decision about it.
 
 mod cluster;
+mod image_queue;
 pub(crate) mod shared;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,14 +38,15 @@ use crate::state::revoked_hosts;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
 use cluster::{Cluster, GroupImage, ImageJob, lock};
+use image_queue::ImageQueue;
 
 /// Interval between checks of the data client and of images that were opened meanwhile.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 enum Message {
     Event(Event),
-    /// A task on images has ended; with the operation that it was for.
-    ImagesDone(Option<OperationId>, Outcome),
+    /// A task on the images of an ANA group has ended; with the operation that it was for.
+    ImagesDone(u32, Option<OperationId>, Outcome),
     /// Leave the group; then say so.
     Leave(SyncSender<()>),
     Stop,
@@ -63,9 +65,7 @@ struct Driver {
     cluster: Cluster,
     sender: Sender<Message>,
     states: AnaStates,
-    /// Tasks on images, one at a time and in order.
-    jobs: VecDeque<ImageJob>,
-    is_busy: bool,
+    jobs: ImageQueue,
     next_check: Duration,
     left: Option<SyncSender<()>>,
     ended: bool,
@@ -113,6 +113,7 @@ impl GatewayWorker {
             monitor: Arc::clone(monitor),
             pool: Arc::clone(pool),
             records: Arc::clone(records),
+            loading: Arc::default(),
         };
         let (slot, name) = (group.slot, group.gateway.clone());
         // It joins when the control plane has named the version that is in force.
@@ -124,8 +125,7 @@ impl GatewayWorker {
             cluster,
             sender: sender.clone(),
             states: AnaStates::all(AnaState::INACCESSIBLE),
-            jobs: VecDeque::new(),
-            is_busy: false,
+            jobs: ImageQueue::default(),
             next_check: Duration::ZERO,
             left: None,
             ended: false,
@@ -182,9 +182,9 @@ impl Driver {
             let message = messages.recv_timeout(deadline.saturating_sub(now()));
             match message {
                 Ok(Message::Event(event)) => self.handle(event),
-                Ok(Message::ImagesDone(id, outcome)) => {
-                    self.is_busy = false;
-                    self.start_job();
+                Ok(Message::ImagesDone(group, id, outcome)) => {
+                    self.jobs.end(group);
+                    self.start_jobs();
                     if let Some(id) = id {
                         self.handle(Event::Completed(id, outcome));
                     }
@@ -233,9 +233,8 @@ impl Driver {
         let groups: Vec<u32> = serving.map(|(group, _)| group).collect();
         for group in groups {
             let images = self.cluster.images(group);
-            let is_queued = self.is_busy || !self.jobs.is_empty();
-            if !is_queued && images.iter().any(GroupImage::is_left) {
-                self.add_job(None, Operation::Acquire(group, Vec::new()));
+            if !self.jobs.has(group) && images.iter().any(GroupImage::is_left) {
+                self.add_job(None, group, Operation::Acquire(group, Vec::new()));
             }
         }
         let differing = self.gateway.differing().map(|member| member.name.clone());
@@ -485,8 +484,8 @@ impl Driver {
     }
 
     fn begin(&mut self, id: OperationId, operation: Operation) {
-        if matches!(operation, Operation::Acquire(..) | Operation::Release(_)) {
-            return self.add_job(Some(id), operation);
+        if let Operation::Acquire(group, _) | Operation::Release(group) = operation {
+            return self.add_job(Some(id), group, operation);
         }
         let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
         let task = move || {
@@ -499,25 +498,23 @@ impl Driver {
         }
     }
 
-    fn add_job(&mut self, id: Option<OperationId>, operation: Operation) {
+    fn add_job(&mut self, id: Option<OperationId>, group: u32, operation: Operation) {
         let generation = self.cluster.generation.load(Ordering::SeqCst);
-        self.jobs.push_back(ImageJob { id, generation, operation });
-        self.start_job();
+        self.jobs.push(ImageJob { id, generation, group, operation });
+        self.start_jobs();
     }
 
-    fn start_job(&mut self) {
-        if self.is_busy {
-            return;
-        }
-        let Some(job) = self.jobs.pop_front() else { return };
-        self.is_busy = true;
-        let (cluster, sender, id) = (self.cluster.clone(), self.sender.clone(), job.id);
-        let task = move || {
-            let outcome = cluster.execute_on_images(&job);
-            let _ = sender.send(Message::ImagesDone(id, outcome));
-        };
-        if self.cluster.pool.spawn(task).is_err() {
-            let _ = self.sender.send(Message::ImagesDone(id, Outcome::Failed));
+    fn start_jobs(&mut self) {
+        while let Some(job) = self.jobs.start() {
+            let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
+            let (group, id) = (job.group, job.id);
+            let task = move || {
+                let outcome = cluster.execute_on_images(&job);
+                let _ = sender.send(Message::ImagesDone(group, id, outcome));
+            };
+            if self.cluster.pool.spawn(task).is_err() {
+                let _ = self.sender.send(Message::ImagesDone(group, id, Outcome::Failed));
+            }
         }
     }
 }

@@ -43,6 +43,9 @@ pub(super) struct Cluster {
     pub(super) pool: Arc<BlockingPool>,
     /// Reservations and write protection, which follow the ANA groups.
     pub(super) records: Arc<GroupRecords>,
+    /// Held while records are read and put in force, so that those of one group are not taken from
+    /// what was read earlier for another.
+    pub(super) loading: Arc<Mutex<()>>,
 }
 
 /// The image of a namespace, and what follows it from gateway to gateway.
@@ -64,6 +67,7 @@ impl GroupImage {
 pub(super) struct ImageJob {
     pub(super) id: Option<OperationId>,
     pub(super) generation: u64,
+    pub(super) group: u32,
     pub(super) operation: Operation,
 }
 
@@ -182,6 +186,7 @@ impl Cluster {
 
     /// Loads what the former owner has persisted of these namespaces.
     fn load_records(&self, images: &[GroupImage]) -> Result<(), String> {
+        let _loading = lock(&self.loading);
         self.records.refresh()?;
         for GroupImage { reservation, protection, .. } in images {
             reservation.reload()?;
@@ -201,12 +206,7 @@ impl Cluster {
         if !is_current() {
             return Outcome::Failed;
         }
-        let (group, mut images) = match &job.operation {
-            Operation::Acquire(group, _) | Operation::Release(group) => {
-                (*group, self.images(*group))
-            }
-            _ => return Outcome::Failed,
-        };
+        let (group, mut images) = (job.group, self.images(job.group));
         if job.id.is_none() {
             // The others of the group are served.
             images.retain(GroupImage::is_left);
