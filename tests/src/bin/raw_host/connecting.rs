@@ -279,7 +279,7 @@ pub(crate) fn connect_io(world: &mut World) -> Outcome {
 
     world.set(&mut admin, Property::CC, CC_ENABLED | 1 << 14)?;
     let (queue, got) = world.attempt(&attempt)?;
-    world.expect("I/O Connect after shutdown", &got, &QID);
+    world.expect("I/O Connect after shutdown", &got, &Want::Gone(42));
     world.close([queue, admin]);
     discovery(world)
 }
