@@ -1,23 +1,71 @@
 //! Leaves out of a list of unsaved changes what later ones have undone or replaced: programs add and
 //! remove objects, and set states, without end and without a save.
 
-use std::ops::RangeInclusive;
-
 use crate::api::{Change, Settings, UnsavedChange};
+
+/// What a change is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Object<'a> {
+    Subsystem(&'a str),
+    Namespace(&'a str, u32),
+    /// A host of a subsystem.
+    Admission(&'a str, &'a str),
+    Listener(u16),
+    Host(&'a str),
+}
+
+impl Object<'_> {
+    /// Whether another one goes with it when it is removed.
+    fn contains(self, other: Object<'_>) -> bool {
+        match (self, other) {
+            (Object::Subsystem(own), Object::Namespace(of, _) | Object::Admission(of, _)) => {
+                own == of
+            }
+            _ => self == other,
+        }
+    }
+}
+
+/// What a change does to its object.
+#[derive(Clone, Copy)]
+enum Action<'a> {
+    Add,
+    Set(&'a Settings),
+    /// Of one ANA group, or of all.
+    SetAna(Option<u32>),
+    Remove,
+}
+
+impl Action<'_> {
+    /// Whether nothing is left of an earlier one of the same object.
+    fn replaces(self, earlier: Action<'_>) -> bool {
+        match (self, earlier) {
+            (Action::Set(new), Action::Set(old)) => old.keys().all(|key| new.contains_key(key)),
+            (Action::SetAna(new), Action::SetAna(old)) => new.is_none() || new == old,
+            _ => false,
+        }
+    }
+}
 
 /// Returns the changes that make a difference, as far as that can be seen from their names: the
 /// caller has to compare the results. `files`: the digest of the files.
 pub(super) fn compacted(files: &str, kept: Vec<UnsavedChange>) -> Vec<UnsavedChange> {
-    let mut all = without_detours(files, kept);
-    let mut goes = vec![false; all.len()];
-    for (at, kept) in all.iter().enumerate() {
-        let Some(undone) = undone(&all, at) else { continue };
-        let alike = undone.filter(|each| concerns(&all[*each].change, &kept.change));
-        alike.for_each(|each| goes[each] = true);
-    }
-    for at in 0..all.len() {
-        let mut later = all[at + 1..].iter();
-        goes[at] |= later.any(|later| replaces(&later.change, &all[at].change));
+    let mut all = without_reverted(files, kept);
+    let parts: Vec<_> = all.iter().map(|kept| parts(&kept.change)).collect();
+    let mut goes = vec![false; parts.len()];
+    for (at, part) in parts.iter().enumerate() {
+        let Some((object, action)) = *part else { continue };
+        let of_object = |part: &Option<(Object<'_>, _)>| part.is_some_and(|it| it.0 == object);
+        let adds = |part: &Option<_>| of_object(part) && matches!(part, Some((_, Action::Add)));
+        if matches!(action, Action::Remove)
+            && let Some(start) = parts[..at].iter().rposition(adds)
+        {
+            for each in start..=at {
+                goes[each] |= parts[each].is_some_and(|(other, _)| object.contains(other));
+            }
+        }
+        let mut later = parts[at + 1..].iter().flatten();
+        goes[at] |= later.any(|(other, later)| *other == object && later.replaces(action));
     }
     let mut goes = goes.into_iter();
     all.retain(|_| goes.next() != Some(true));
@@ -25,7 +73,7 @@ pub(super) fn compacted(files: &str, kept: Vec<UnsavedChange>) -> Vec<UnsavedCha
 }
 
 /// Drops the changes between two equal texts.
-fn without_detours(files: &str, kept: Vec<UnsavedChange>) -> Vec<UnsavedChange> {
+fn without_reverted(files: &str, kept: Vec<UnsavedChange>) -> Vec<UnsavedChange> {
     let mut all: Vec<UnsavedChange> = Vec::new();
     for change in kept {
         let same = all.iter().position(|old| old.after == change.after).map(|at| at + 1);
@@ -37,94 +85,27 @@ fn without_detours(files: &str, kept: Vec<UnsavedChange>) -> Vec<UnsavedChange> 
     all
 }
 
-/// The changes from the one that has added an object to its removal, which is at `end`.
-fn undone(all: &[UnsavedChange], end: usize) -> Option<RangeInclusive<usize>> {
-    let adds = |old: &UnsavedChange| match (&old.change, &all[end].change) {
-        (Change::AddSubsystem { nqn: old, .. }, Change::RemoveSubsystem { nqn }) => old == nqn,
-        (
-            Change::AddNamespace { subsystem: of, nsid: old, .. },
-            Change::RemoveNamespace { subsystem, nsid },
-        ) => (of, old) == (subsystem, nsid),
-        (Change::AddListener { id: old, .. }, Change::RemoveListener { id }) => old == id,
-        (Change::AllowHost { subsystem: of, host: old }, Change::DenyHost { subsystem, host }) => {
-            (of, old) == (subsystem, host)
+/// The object of a change, and what it does; none for one that replaces texts.
+fn parts(change: &Change) -> Option<(Object<'_>, Action<'_>)> {
+    use Action::{Add, Remove, Set, SetAna};
+    use Object::{Admission, Host, Listener, Namespace, Subsystem};
+    Some(match change {
+        Change::AddSubsystem { nqn, .. } => (Subsystem(nqn), Add),
+        Change::SetSubsystem { nqn, settings } => (Subsystem(nqn), Set(settings)),
+        Change::RemoveSubsystem { nqn } => (Subsystem(nqn), Remove),
+        Change::AddNamespace { subsystem, nsid, .. } => (Namespace(subsystem, *nsid), Add),
+        Change::SetNamespace { subsystem, nsid, settings } => {
+            (Namespace(subsystem, *nsid), Set(settings))
         }
-        _ => false,
-    };
-    let start = all[..end].iter().rposition(adds)?;
-    Some(start..=end)
-}
-
-/// Whether a change is one of the object that another removes.
-fn concerns(change: &Change, removal: &Change) -> bool {
-    match removal {
-        Change::RemoveSubsystem { nqn } => subsystem(change) == Some(nqn),
-        Change::RemoveNamespace { nsid, .. } => {
-            let own = matches!(
-                change,
-                Change::AddNamespace { nsid: of, .. }
-                    | Change::SetNamespace { nsid: of, .. }
-                    | Change::RemoveNamespace { nsid: of, .. } if of == nsid
-            );
-            own && subsystem(change) == subsystem(removal)
-        }
-        Change::RemoveListener { id } => matches!(
-            change,
-            Change::AddListener { id: of, .. }
-                | Change::SetListener { id: of, .. }
-                | Change::RemoveListener { id: of }
-                | Change::SetAna { listener: of, .. } if of == id
-        ),
-        Change::DenyHost { host, .. } => {
-            let own = matches!(
-                change,
-                Change::AllowHost { host: of, .. } | Change::DenyHost { host: of, .. } if of == host
-            );
-            own && subsystem(change) == subsystem(removal)
-        }
-        _ => false,
-    }
-}
-
-/// The subsystem that a change is about.
-fn subsystem(change: &Change) -> Option<&String> {
-    match change {
-        Change::AddSubsystem { nqn, .. }
-        | Change::SetSubsystem { nqn, .. }
-        | Change::RemoveSubsystem { nqn } => Some(nqn),
-        Change::AddNamespace { subsystem, .. }
-        | Change::SetNamespace { subsystem, .. }
-        | Change::RemoveNamespace { subsystem, .. }
-        | Change::AllowHost { subsystem, .. }
-        | Change::DenyHost { subsystem, .. } => Some(subsystem),
-        _ => None,
-    }
-}
-
-/// Whether a later change sets all keys of the same object that this one sets.
-fn replaces(later: &Change, change: &Change) -> bool {
-    let covers =
-        |later: &Settings, settings: &Settings| settings.keys().all(|key| later.contains_key(key));
-    match (later, change) {
-        (
-            Change::SetSubsystem { nqn: later, settings: new },
-            Change::SetSubsystem { nqn, settings },
-        )
-        | (Change::SetHost { nqn: later, settings: new }, Change::SetHost { nqn, settings }) => {
-            later == nqn && covers(new, settings)
-        }
-        (
-            Change::SetNamespace { subsystem: of, nsid: later, settings: new },
-            Change::SetNamespace { subsystem, nsid, settings },
-        ) => (of, later) == (subsystem, nsid) && covers(new, settings),
-        (
-            Change::SetListener { id: later, settings: new },
-            Change::SetListener { id, settings },
-        ) => later == id && covers(new, settings),
-        (
-            Change::SetAna { listener: later, group: of, .. },
-            Change::SetAna { listener, group, .. },
-        ) => later == listener && (of.is_none() || of == group),
-        _ => false,
-    }
+        Change::RemoveNamespace { subsystem, nsid } => (Namespace(subsystem, *nsid), Remove),
+        Change::AllowHost { subsystem, host } => (Admission(subsystem, host), Add),
+        Change::DenyHost { subsystem, host } => (Admission(subsystem, host), Remove),
+        Change::AddListener { id, .. } => (Listener(*id), Add),
+        Change::SetListener { id, settings } => (Listener(*id), Set(settings)),
+        Change::SetAna { listener, group, .. } => (Listener(*listener), SetAna(*group)),
+        Change::RemoveListener { id } => (Listener(*id), Remove),
+        Change::SetHost { nqn, settings } => (Host(nqn), Set(settings)),
+        Change::RemoveHost { nqn } => (Host(nqn), Remove),
+        Change::Replace { .. } | Change::ReplaceShared { .. } => return None,
+    })
 }
