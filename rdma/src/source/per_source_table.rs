@@ -32,9 +32,21 @@ struct Entry<V> {
     value: V,
 }
 
-/// Number of entries of a source, and its oldest: the source that is last in this order is evicted
-/// from.
+/// Entries of a source: their number, and the age of the oldest.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    count: usize,
+    oldest: u64,
+}
+
+/// Share of a source: the source that is last in this order is evicted from.
 type Rank = (usize, Reverse<u64>, Source);
+
+impl Share {
+    fn rank(self, source: Source) -> Rank {
+        (self.count, Reverse(self.oldest), source)
+    }
+}
 
 /// A bounded table whose slots are shared fairly among sources; see the module.
 #[derive(Debug)]
@@ -44,7 +56,7 @@ pub struct PerSourceTable<K, V> {
     entries: BTreeMap<K, Box<Entry<V>>>,
     /// The entries of each source, oldest first.
     by_source: BTreeMap<(Source, u64), K>,
-    counts: BTreeMap<Source, usize>,
+    shares: BTreeMap<Source, Share>,
     ranks: BTreeSet<Rank>,
     expiry: BTreeSet<(Instant, K)>,
     next_age: u64,
@@ -58,7 +70,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
             limit: limit.max(1),
             entries: BTreeMap::new(),
             by_source: BTreeMap::new(),
-            counts: BTreeMap::new(),
+            shares: BTreeMap::new(),
             ranks: BTreeSet::new(),
             expiry: BTreeSet::new(),
             next_age: 0,
@@ -92,14 +104,14 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     /// Number of entries of `source`.
     #[must_use]
     pub fn count_of(&self, source: Source) -> usize {
-        self.counts.get(&source).copied().unwrap_or(0)
+        self.shares.get(&source).map_or(0, |share| share.count)
     }
 
     /// The oldest entry of `source`.
     #[must_use]
     pub fn oldest(&self, source: Source) -> Option<(K, &V)> {
-        let (_, key) = self.oldest_of(source)?;
-        Some((key, self.get(&key)?))
+        let key = self.by_source.get(&(source, self.shares.get(&source)?.oldest))?;
+        Some((*key, self.get(key)?))
     }
 
     /// The value of an entry.
@@ -121,10 +133,11 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         let age = self.next_age;
         self.next_age += 1;
         let source = key.source();
-        self.rerank(source, |this, count| {
-            this.by_source.insert((source, age), key);
-            count + 1
-        });
+        let share = self.shares.entry(source).or_insert(Share { count: 0, oldest: age });
+        self.ranks.remove(&share.rank(source));
+        share.count += 1;
+        self.ranks.insert(share.rank(source));
+        self.by_source.insert((source, age), key);
         self.expiry.extend(until.map(|until| (until, key)));
         self.entries.insert(key, Box::new(Entry { age, until, value }));
         displaced
@@ -133,11 +146,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     /// Removes an entry.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let entry = self.entries.remove(key)?;
-        let source = key.source();
-        self.rerank(source, |this, count| {
-            this.by_source.remove(&(source, entry.age));
-            count.saturating_sub(1)
-        });
+        self.remove_from_share(key.source(), entry.age);
         if let Some(until) = entry.until {
             self.expiry.remove(&(until, *key));
         }
@@ -197,32 +206,25 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     fn displace(&mut self) -> Option<(K, V)> {
-        let (.., source) = *self.ranks.last()?;
-        let (_, key) = self.oldest_of(source)?;
+        let (_, Reverse(oldest), source) = *self.ranks.last()?;
+        let key = *self.by_source.get(&(source, oldest))?;
         self.remove(&key).map(|value| (key, value))
     }
 
-    fn oldest_of(&self, source: Source) -> Option<(u64, K)> {
-        let mut own = self.by_source.range((source, 0)..=(source, u64::MAX));
-        own.next().map(|((_, age), key)| (*age, *key))
-    }
-
-    /// Changes the entries of a source, and updates its rank; `change` returns the new count.
-    fn rerank(&mut self, source: Source, change: impl FnOnce(&mut Self, usize) -> usize) {
-        let count = self.count_of(source);
-        if let Some((age, _)) = self.oldest_of(source) {
-            self.ranks.remove(&(count, Reverse(age), source));
+    fn remove_from_share(&mut self, source: Source, age: u64) {
+        self.by_source.remove(&(source, age));
+        let Some(share) = self.shares.get_mut(&source) else { return };
+        self.ranks.remove(&share.rank(source));
+        share.count = share.count.saturating_sub(1);
+        if share.count == 0 {
+            self.shares.remove(&source);
+            return;
         }
-        let count = change(self, count);
-        match self.oldest_of(source) {
-            Some((age, _)) => {
-                self.ranks.insert((count, Reverse(age), source));
-                self.counts.insert(source, count);
-            }
-            None => {
-                self.counts.remove(&source);
-            }
+        if share.oldest == age {
+            let mut own = self.by_source.range((source, age)..=(source, u64::MAX));
+            share.oldest = own.next().map_or(age, |((_, oldest), _)| *oldest);
         }
+        self.ranks.insert(share.rank(source));
     }
 }
 
@@ -309,11 +311,15 @@ mod tests {
                 }
                 prop_assert!(table.len() <= 9);
                 prop_assert_eq!(table.by_source.len(), table.len());
-                prop_assert_eq!(table.counts.values().sum::<usize>(), table.len());
-                prop_assert_eq!(table.ranks.len(), table.counts.len());
-                for (count, Reverse(age), source) in &table.ranks {
-                    prop_assert_eq!(table.counts.get(source), Some(count));
-                    prop_assert_eq!(table.oldest_of(*source).map(|(age, _)| age), Some(*age));
+                let counts = table.shares.values().map(|share| share.count);
+                prop_assert_eq!(counts.sum::<usize>(), table.len());
+                prop_assert_eq!(table.ranks.len(), table.shares.len());
+                for rank in &table.ranks {
+                    let source = rank.2;
+                    prop_assert_eq!(table.shares[&source].rank(source), *rank);
+                    let mut ages = table.by_source.keys().filter(|own| own.0 == source);
+                    prop_assert_eq!(ages.clone().count(), rank.0);
+                    prop_assert_eq!(ages.next(), Some(&(source, rank.1.0)));
                 }
                 let expiring = table.entries.values().filter(|entry| entry.until.is_some());
                 prop_assert_eq!(table.expiry.len(), expiring.count());
