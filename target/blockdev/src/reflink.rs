@@ -41,6 +41,9 @@ pub struct ReflinkError {
 const MARK: &str = "user.nvmfd";
 const MARK_VALUE: &[u8; 8] = b"snapshot";
 
+/// Extended attribute of the size of the blocks in which hosts have written a snapshot, in decimal.
+const BLOCK_SIZE: &str = "user.nvmfd.block_size";
+
 /// How long a removal waits until the device of a removed namespace is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -135,10 +138,12 @@ impl Reflink {
         fchown(&self.file, Some(other.uid()), Some(other.gid())).map_err(own)
     }
 
-    /// Marks it as a snapshot, which [`remove_snapshot`] may remove. Without extended attributes it is
-    /// not marked, and only its owner can remove it.
-    pub fn mark_as_snapshot(&self) {
+    /// Marks it as a snapshot of a namespace with blocks of this size, which [`remove_snapshot`] may
+    /// remove. Without extended attributes it is not marked, and only its owner can remove it.
+    pub fn mark_as_snapshot(&self, block_size_bytes: u32) {
         let _ = fsetxattr(&self.file, MARK, MARK_VALUE, XattrFlags::empty());
+        let size = block_size_bytes.to_string();
+        let _ = fsetxattr(&self.file, BLOCK_SIZE, size.as_bytes(), XattrFlags::empty());
     }
 
     /// Makes it durable, then gives it its name, durably, and this mode.
@@ -157,6 +162,13 @@ impl Reflink {
             .inspect_err(|_| drop(durable::remove_file(path)))
             .map_err(failed("sync the directory of"))
     }
+}
+
+/// The size of the blocks of a marked snapshot, if it is known.
+pub(crate) fn snapshot_block_size_bytes(file: &File) -> Option<u32> {
+    let mut value = [0; 8];
+    let length = fgetxattr(file, BLOCK_SIZE, &mut value).ok()?;
+    str::from_utf8(value.get(..length)?).ok()?.parse().ok()
 }
 
 /// Removes a file that was marked as a snapshot and that nobody serves; waits for the namespace that
@@ -277,7 +289,7 @@ mod tests {
         let directory = crate::testing::directory();
         let path = directory.path().join("copy");
         let copy = Reflink::create(&path).unwrap();
-        copy.mark_as_snapshot();
+        copy.mark_as_snapshot(4096);
         copy.publish(0o444).unwrap();
         let own = directory.path().join("own");
         fs::write(&own, "precious").unwrap();

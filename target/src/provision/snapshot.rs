@@ -64,7 +64,7 @@ impl<'a> FileNamespace<'a> {
         drop(lock);
         let paused = began.elapsed();
         if !writable {
-            copy.mark_as_snapshot();
+            copy.mark_as_snapshot(backing.block_size_bytes());
         }
         copy.publish(if writable { mode } else { mode & !0o222 })?;
         let (nqn, nsid, paused_us) = (&self.nqn, self.nsid, paused.as_micros() as u64);

@@ -16,6 +16,7 @@ use tracing::error;
 
 use super::{DeviceMonitor, MonitoredDevice, Shared};
 use crate::crash_point::crash_point;
+use crate::reflink::snapshot_block_size_bytes;
 use crate::{BackingDevice, BackingKind, Condition, Kind, Reflink, ReflinkError, durable};
 
 impl DeviceMonitor {
@@ -137,6 +138,15 @@ fn open_snapshot(path: &Path, old: &BackingDevice) -> Result<File, ReflinkError>
         let sentence =
             format!("{} has {bytes} bytes, and the namespace has {served}", path.display());
         let remedy = "resize the namespace to the size of the snapshot first";
+        return Err(ReflinkError::new(sentence, remedy));
+    }
+    let own_bytes = old.block_size_bytes();
+    if let Some(bytes) = snapshot_block_size_bytes(&file).filter(|bytes| *bytes != own_bytes) {
+        let sentence = format!(
+            "{} has blocks of {bytes} bytes, and the namespace has blocks of {own_bytes}",
+            path.display()
+        );
+        let remedy = "have a host format the namespace to blocks of that size first";
         return Err(ReflinkError::new(sentence, remedy));
     }
     // A namespace that is served from it read-only has this lock too.

@@ -76,6 +76,28 @@ fn a_refused_rollback_changes_nothing() {
     assert_eq!(fs::read(&left).unwrap(), b"precious");
 }
 
+/// A format after the snapshot has changed it: the data would be found at other block addresses.
+#[test]
+fn a_snapshot_of_another_block_size_is_refused_before_it_is_copied() {
+    let mut bench = Bench::new();
+    let (own, other) = (bench.device.backing().block_size_bytes(), 4096);
+    for (name, block_size_bytes) in [("own", own), ("other", other)] {
+        let path = bench.path().with_file_name(name);
+        let copy = Reflink::create(&path).unwrap();
+        copy.mark_as_snapshot(block_size_bytes);
+        copy.publish(0o640).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(bench.device.backing().size_bytes()).unwrap();
+        if crate::reflink::snapshot_block_size_bytes(&file).is_none() {
+            // A file system without extended attributes.
+            return;
+        }
+        let outcome = bench.roll_back(&path).map_err(|error| error.sentence);
+        let is_refused = outcome.as_ref().is_err_and(|it| it.contains("has blocks of 4096 bytes"));
+        assert_eq!(is_refused, block_size_bytes != own, "{outcome:?}");
+    }
+}
+
 #[test]
 fn a_failed_rollback_restores_the_old_file() {
     let Some((mut bench, snapshot)) = with_snapshot() else { return };
