@@ -105,7 +105,7 @@ fn a_slow_host_leaves_two_thirds_of_the_buffers_to_prompt_ones() {
 }
 
 /// A world whose subsystem has a second namespace, on a disk of its own.
-fn two_namespaces() -> World {
+pub(crate) fn two_namespaces() -> World {
     let mut subsystem = subsystem();
     let second = Namespace { nsid: 2, backing: DeviceId(1), ..subsystem.namespaces[0].clone() };
     subsystem.namespaces.push(second);

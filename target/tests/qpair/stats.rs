@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use nvme::{IoOpcode, Sgl, Sqe};
+use nvme::{IoOpcode, Sgl, Sqe, Status};
 use nvmfd::core::qpair::{self, QueuePair};
 use nvmfd::core::stats::in_flight::InFlight;
 use nvmfd::core::stats::{Kind, Stage};
 
+use crate::fairness::two_namespaces;
 use crate::support::{World, end_both, io_queue, keyed};
 
 /// Nanoseconds in each stage, and in all, of the commands of a kind; how many there were, how many
@@ -145,6 +146,43 @@ fn only_commands_at_or_above_the_slow_threshold_are_recorded() {
     assert_eq!(one.bytes, 4096);
     assert_eq!((one.total_ns, one.stages_ns[Stage::Disk as usize]), (100_000_000, 100_000_000));
     assert_eq!(command.host.to_string(), "nqn.2026-11.host:h");
+    end_both(world, queue, admin, posted);
+}
+
+/// Reads of two namespaces in turn, which complete together: some after 70 us at the device and
+/// some after 90 us, one without success.
+#[test]
+fn commands_that_complete_together_are_counted_in_their_own_rows() {
+    let mut world = two_namespaces();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let observer = std::sync::Arc::clone(world.shared.observer(0).unwrap());
+    observer.set_slow_ns(95_000);
+    for (cid, nsid) in [1, 2, 1, 2, 2, 2, 1, 2, 1, 1].into_iter().enumerate() {
+        let read = Sqe::io(IoOpcode::READ, nsid).with_range(0, 0).with_sgl(keyed(0, 4096));
+        world.send(&mut queue, &read.with_cid(cid as u16), &[]);
+    }
+    world.now_ns += 70_000;
+    (0..6).for_each(|_| assert!(world.disk_step(&mut queue)));
+    world.now_ns += 20_000;
+    world.disk.fail = Some(Status::NAMESPACE_NOT_READY);
+    assert!(world.disk_step(&mut queue));
+    world.disk.fail = None;
+    while world.disk_step(&mut queue) {}
+    world.now_ns += 8_000;
+    while world.fabric_event(&mut queue) {}
+    world.over.end();
+    let rows = observer.all_rows();
+    let of_row = |nsid: u32| {
+        let own = rows.iter().find(|row| row.pair.is_some_and(|pair| pair.nsid == nsid)).unwrap();
+        let reads = &own.kinds[Kind::Read as usize];
+        let disk_ns = reads.spent_ns[Stage::Disk as usize].load(Ordering::Relaxed);
+        let failures = reads.failures.load(Ordering::Relaxed);
+        let bytes = reads.bytes.load(Ordering::Relaxed);
+        (reads.total.read().iter().sum::<u64>(), disk_ns, failures, bytes)
+    };
+    assert_eq!(of_row(1), (5, 2 * 70_000 + 3 * 90_000, 1, 4 * 4096));
+    assert_eq!(of_row(2), (5, 4 * 70_000 + 90_000, 0, 5 * 4096));
+    assert_eq!(observer.slow().1, 10, "each of 98 us");
     end_both(world, queue, admin, posted);
 }
 

@@ -301,6 +301,13 @@ impl World {
 
     /// Performs the oldest posted work that is no receive. False when there is none.
     pub(crate) fn fabric_step(&mut self, queue: &mut QueuePair) -> bool {
+        let is_done = self.fabric_event(queue);
+        self.over.end();
+        is_done
+    }
+
+    /// The same as one of several events that a poll group processes together.
+    pub(crate) fn fabric_event(&mut self, queue: &mut QueuePair) -> bool {
         let at = self.fabric.posted.iter().position(|(_, w)| !matches!(w, Work::Recv(_)));
         let Some(at) = at else { return false };
         let (tag, mut work) = self.fabric.posted.remove(at).unwrap();
@@ -337,7 +344,6 @@ impl World {
         }
         let done = Completion::new(Qp(0), tag, work, outcome);
         queue.on_completion(done, &mut self.io());
-        self.over.end();
         true
     }
 

@@ -11,6 +11,7 @@ use super::requests::Requests;
 use super::role::QueueRole;
 use super::{Connection, Io};
 use crate::command::Plan;
+use crate::stats::batch::Counters;
 use crate::stats::slow_log::SlowCommand;
 use crate::stats::{Kind, Rows};
 use crate::subsystem::usage::{NsidSet, ReactorUsage};
@@ -99,7 +100,7 @@ impl QueueStats {
         io: &mut Io<'_>,
     ) {
         let whose = (key, entry.sqe.nsid, entry.sqe.opcode);
-        if !io.run.goes_on(whose, &entry.clock) && !self.begin_run(entry, key, io) {
+        if !io.run.goes_on(whose, &entry.clock) && !self.observe_other(entry, key, conn, io) {
             return;
         }
         let slow = match entry.status.is_success() {
@@ -111,22 +112,37 @@ impl QueueStats {
         }
     }
 
-    /// Begins a new run with a command; false if it is not a command that is counted.
+    /// Counts a command that differs from those of the run; true if it is the first of a new run
+    /// instead. A command for another namespace that took its times is counted by itself.
     #[inline(never)]
-    fn begin_run(&mut self, entry: &Request, key: u32, io: &mut Io<'_>) -> bool {
+    fn observe_other(
+        &mut self,
+        entry: &Request,
+        key: u32,
+        conn: &Connection,
+        io: &mut Io<'_>,
+    ) -> bool {
         let Some(rows) = &self.rows else { return false };
         let nsid = entry.sqe.nsid;
         let whose = (key, nsid, entry.sqe.opcode);
-        if !io.run.knows(whose) {
-            let Some(kind) = Kind::of(&entry.sqe) else { return false };
-            io.run.count_in(whose, rows.of(nsid), kind, self.usage.of(nsid));
+        let slow = || rows.observer.is_slow(entry.clock.total_ns(io.sent_ns));
+        if io.run.knows(whose) {
+            self.busy.insert(nsid);
+            io.run.begin(&entry.clock, io.sent_ns, slow());
+            return true;
         }
+        let Some(kind) = Kind::of(&entry.sqe) else { return false };
         self.busy.insert(nsid);
-        if !io.run.has_times(&entry.clock) {
-            let slow = rows.observer.is_slow(entry.clock.total_ns(io.sent_ns));
-            io.run.begin(&entry.clock, io.sent_ns, slow);
+        let counters = Counters { row: rows.of(nsid), kind, work: self.usage.of(nsid) };
+        let is_alone = entry.status.is_success()
+            && io.run.has_times(&entry.clock)
+            && !io.run.differs_again(whose);
+        if !is_alone {
+            io.run.begin_for(whose, &counters, (&entry.clock, io.sent_ns), slow());
+        } else if io.run.count_one(moved_bytes(&entry.plan), &counters) {
+            self.note_slow(entry, conn, io);
         }
-        true
+        !is_alone
     }
 
     #[cold]

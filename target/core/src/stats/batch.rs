@@ -4,7 +4,8 @@
 //! that were processed together entered every stage at the same times, to the nanosecond, and each
 //! adds the same to the counters. A batch of such commands is counted at once when it ends: when a
 //! different command completes, and in any case when all events of the fabric are processed. Commands for
-//! different namespaces are different, but those with the same times share their durations.
+//! different namespaces are different, but those with the same times share their durations: such a
+//! command is counted by itself, unless another one like it has just been.
 
 use std::sync::Arc;
 
@@ -18,6 +19,28 @@ pub type BatchKey = (u32, u32, u8);
 /// Arrival time that no command has: an unused batch.
 const NEVER: u64 = u64::MAX;
 
+/// Where commands of a key are counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Counters<'a> {
+    /// The row of their namespace and host.
+    pub row: &'a Arc<IoStats>,
+    /// Their kind in it.
+    pub kind: Kind,
+    /// The work of their namespace, to which Reads and Writes are added.
+    pub work: Option<&'a Arc<WorkCounters>>,
+}
+
+impl Counters<'_> {
+    /// Counts commands that took so long.
+    #[inline(always)]
+    fn count(&self, alike: &Batch, took: &Durations) {
+        self.row.kinds[self.kind as usize].count(alike, took);
+        if let Some(work) = self.work {
+            work.add(&alike.work(self.kind));
+        }
+    }
+}
+
 /// A batch of commands, of which each reactor has one.
 ///
 /// It keeps the row where it was last counted, so that row is not folded when its host has
@@ -28,6 +51,8 @@ pub struct CompletionBatch {
     began_ns: [u64; Stage::ALL.len()],
     end_ns: u64,
     whose: BatchKey,
+    /// The last command that was counted by itself.
+    differed: BatchKey,
     alike: Batch,
     /// They are recorded one by one.
     slow: bool,
@@ -44,6 +69,7 @@ impl Default for CompletionBatch {
             began_ns: [NEVER, 0, 0, 0, 0, 0],
             end_ns: 0,
             whose: BatchKey::default(),
+            differed: BatchKey::default(),
             alike: Batch::default(),
             slow: false,
             counted_in: None,
@@ -77,20 +103,38 @@ impl CompletionBatch {
         self.whose == whose && self.counted_in.is_some()
     }
 
-    /// Counts the batch. The next commands are of this key, and counted in this row; Reads and
-    /// Writes in `work` too.
-    pub fn count_in(
-        &mut self,
-        whose: BatchKey,
-        row: &Arc<IoStats>,
-        kind: Kind,
-        work: Option<&Arc<WorkCounters>>,
-    ) {
-        self.count();
-        (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind, work.cloned())));
+    /// Whether the last command that was counted by itself was like this one, too. If not, this one
+    /// is expected to be.
+    #[inline]
+    #[must_use]
+    pub fn differs_again(&mut self, whose: BatchKey) -> bool {
+        std::mem::replace(&mut self.differed, whose) == whose
     }
 
-    /// As [`CompletionBatch::count_in`] without a known row: its host may have disconnected.
+    /// As [`CompletionBatch::begin`], with a command of another key, which is counted here.
+    #[inline(never)]
+    pub fn begin_for(
+        &mut self,
+        whose: BatchKey,
+        to: &Counters<'_>,
+        (clock, end_ns): (&StageTimer, u64),
+        slow: bool,
+    ) {
+        self.begin(clock, end_ns, slow);
+        self.whose = whose;
+        self.counted_in = Some((Arc::clone(to.row), to.kind, to.work.cloned()));
+    }
+
+    /// Counts a successful command of this length at the times of the batch by itself; returns true
+    /// if it is slow.
+    #[inline(always)]
+    #[must_use]
+    pub fn count_one(&mut self, bytes: u32, to: &Counters<'_>) -> bool {
+        to.count(&Batch { commands: 1, bytes: bytes.into(), failures: 0 }, self.durations());
+        self.slow
+    }
+
+    /// Counts the batch, and drops the row where it was counted: its host may have disconnected.
     #[cold]
     pub fn forget(&mut self) {
         self.end();
@@ -134,13 +178,21 @@ impl CompletionBatch {
     #[inline]
     fn count(&mut self) {
         let alike = std::mem::take(&mut self.alike);
-        if let (Some((row, kind, work)), 1..) = (&self.counted_in, alike.commands) {
-            if !std::mem::replace(&mut self.is_timed, true) {
-                self.took.set(&self.began_ns, self.end_ns);
+        if alike.commands != 0 {
+            self.durations();
+            if let Some((row, kind, work)) = &self.counted_in {
+                Counters { row, kind: *kind, work: work.as_ref() }.count(&alike, &self.took);
             }
-            row.kinds[*kind as usize].count(&alike, &self.took);
-            work.iter().for_each(|work| work.add(&alike.work(*kind)));
         }
+    }
+
+    /// Returns the durations of commands at these times, which are calculated once for all of them.
+    #[inline(always)]
+    fn durations(&mut self) -> &Durations {
+        if !std::mem::replace(&mut self.is_timed, true) {
+            self.took.set(&self.began_ns, self.end_ns);
+        }
+        &self.took
     }
 }
 
@@ -175,13 +227,17 @@ mod tests {
         disk_ns: u64,
         bytes: u32,
     ) {
-        if !run.goes_on(whose, &clock(disk_ns)) {
-            if !run.knows(whose) {
-                run.count_in(whose, row, Kind::Read, work);
+        let counters = Counters { row, kind: Kind::Read, work };
+        let goes_on = run.goes_on(whose, &clock(disk_ns));
+        let alone = bytes > 0 && run.has_times(&clock(disk_ns));
+        let slow = if !goes_on && alone && !run.differs_again(whose) {
+            run.count_one(bytes, &counters)
+        } else {
+            if !goes_on {
+                run.begin_for(whose, &counters, (&clock(disk_ns), END_NS), disk_ns > 80_000);
             }
-            run.begin(&clock(disk_ns), END_NS, disk_ns > 80_000);
-        }
-        let slow = if bytes == 0 { run.add_failure() } else { run.add(bytes) };
+            if bytes == 0 { run.add_failure() } else { run.add(bytes) }
+        };
         assert_eq!(slow, disk_ns > 80_000);
     }
 

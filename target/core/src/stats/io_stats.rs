@@ -131,7 +131,7 @@ pub struct Durations {
 
 impl Durations {
     /// Sets those of commands whose stages began at these times and that ended at `end_ns`.
-    #[inline]
+    #[inline(never)]
     pub fn set(&mut self, began_ns: &[u64; Stage::ALL.len()], end_ns: u64) {
         let mut total_ns = 0_u64;
         self.count = 0;
@@ -164,7 +164,7 @@ impl Durations {
 
 impl OpStats {
     /// Counts commands that took so long.
-    #[inline]
+    #[inline(always)]
     pub fn count(&self, alike: &Batch, took: &Durations) {
         let Batch { commands, bytes, failures } = *alike;
         bump(&self.bytes, bytes);
