@@ -62,7 +62,7 @@ impl QueuePair {
     /// then.
     #[inline(always)]
     pub(super) fn is_delayed(&mut self, slot: u16, bytes: u32, io: &mut Io<'_>) -> bool {
-        self.rate_limits.are_there() && self.waits_for_limits(slot, bytes.into(), io)
+        self.rate_limits.are_there() && self.waits_for_limits(slot, bytes, io)
     }
 
     /// Continues a command whose rate limits let it begin now.
@@ -149,7 +149,7 @@ impl QueuePair {
     }
 
     #[inline(never)]
-    fn waits_for_limits(&mut self, slot: u16, bytes: u64, io: &mut Io<'_>) -> bool {
+    fn waits_for_limits(&mut self, slot: u16, bytes: u32, io: &mut Io<'_>) -> bool {
         let Some(tenant) = self.buffers.tenant else { return false };
         let nsid = self.requests[slot].sqe.nsid;
         let may_book = io.waiters.rate_limits.may_book(tenant, nsid);
@@ -166,7 +166,7 @@ impl QueuePair {
         &mut self,
         slot: u16,
         tenant: u32,
-        (bytes, waits_ns): (u64, Option<u64>),
+        (bytes, waits_ns): (u32, Option<u64>),
         io: &mut Io<'_>,
     ) -> bool {
         let (nsid, role) = (self.requests[slot].sqe.nsid, &self.conn.role);

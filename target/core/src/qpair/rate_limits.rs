@@ -43,35 +43,38 @@ impl RateLimits {
     /// Books a command for this namespace that moves `bytes` at its limits; returns the nanoseconds
     /// until it may begin, 0 also if it is under none.
     #[inline(always)]
-    pub(super) fn book(&mut self, nsid: u32, bytes: u64, role: &QueueRole, now: Instant) -> u64 {
+    pub(super) fn book(&mut self, nsid: u32, bytes: u32, role: &QueueRole, now: Instant) -> u64 {
         let Some(now_ns) = self.clock.read(now) else {
             return self.book_apart(nsid, bytes, role, now);
         };
         let mut waits_ns = 0;
         for limiter in of_namespace(nsid, role) {
-            waits_ns = limiter.book_at(now_ns, bytes).max(waits_ns);
+            limiter.book_at(now_ns, bytes.into(), &mut waits_ns);
         }
         for limiter in &self.of_host {
-            waits_ns = limiter.book_at(now_ns, bytes).max(waits_ns);
+            limiter.book_at(now_ns, bytes.into(), &mut waits_ns);
         }
         waits_ns
     }
 
     /// As [`RateLimits::book`], at limits that were set at different times.
     #[cold]
-    fn book_apart(&self, nsid: u32, bytes: u64, role: &QueueRole, now: Instant) -> u64 {
+    fn book_apart(&self, nsid: u32, bytes: u32, role: &QueueRole, now: Instant) -> u64 {
+        let mut waits_ns = 0;
         let limiters = self.limiters(nsid, role);
-        limiters.fold(0, |waits_ns, it| it.book_at(it.ns_at(now), bytes).max(waits_ns))
+        limiters.for_each(|it| it.book_at(it.ns_at(now), bytes.into(), &mut waits_ns));
+        waits_ns
     }
 
     /// Returns what was booked so.
     pub(super) fn grant(
         &self,
         nsid: u32,
-        bytes: u64,
+        bytes: u32,
         role: &QueueRole,
         (now, waits_ns): (Instant, u64),
     ) -> Grant {
+        let bytes = bytes.into();
         let takes_ns = self.limiters(nsid, role).map(|limiter| limiter.takes_ns(bytes)).max();
         Grant::new(now, waits_ns, takes_ns.unwrap_or(0), bytes)
     }
@@ -112,20 +115,20 @@ fn of_namespace(nsid: u32, role: &QueueRole) -> &[Arc<Limiter>] {
 }
 
 /// Returns the bytes that a command moves, with those of the other half of a fused one, as far as
-/// its submission queue entry gives them; none for a command that is never limited.
+/// its submission queue entry gives them, below 4 GiB; none for a command that is never limited.
 #[inline]
-pub(super) fn bytes_moved(requests: &Requests, slot: u16) -> Option<u64> {
+pub(super) fn bytes_moved(requests: &Requests, slot: u16) -> Option<u32> {
     let entry = &requests[slot];
     let other = entry.fused_with().and_then(|other| of_plan(&requests[other].plan));
     of_plan(&entry.plan).map(|bytes| bytes.saturating_add(other.unwrap_or(0)))
 }
 
 #[inline]
-fn of_plan(plan: &Plan) -> Option<u64> {
+fn of_plan(plan: &Plan) -> Option<u32> {
     match plan {
-        Plan::Load { to, .. } => Some(to.len.into()),
-        Plan::Store { from, .. } | Plan::Compare { from, .. } => Some(from.len_bytes().into()),
-        Plan::Verify { len, .. } => Some(*len),
+        Plan::Load { to, .. } => Some(to.len),
+        Plan::Store { from, .. } | Plan::Compare { from, .. } => Some(from.len_bytes()),
+        Plan::Verify { len, .. } => Some(u32::try_from(*len).unwrap_or(u32::MAX)),
         // The bytes of a Copy are known later, and charged then.
         Plan::Copy { .. }
         | Plan::Flush { .. }

@@ -92,23 +92,24 @@ impl Limiter {
     /// Books one command of this length.
     #[must_use]
     pub fn book(&self, now: Instant, bytes: u64) -> Grant {
-        let waits_ns = self.book_at(self.ns_at(now), bytes);
+        let mut waits_ns = 0;
+        self.book_at(self.ns_at(now), bytes, &mut waits_ns);
         Grant::new(now, waits_ns, self.takes_ns(bytes), bytes)
     }
 
     /// Books bytes of a command in progress: later ones wait for it.
     pub(crate) fn charge(&self, now: Instant, bytes: u64) {
-        let _ = self.bytes.book(self.ns_at(now), self.bytes.takes_ns(bytes), u64::MAX);
+        self.bytes.book((self.ns_at(now), u64::MAX), self.bytes.takes_ns(bytes), &mut 0);
     }
 
-    /// Books one command of this length, `now_ns` after the beginning; returns the nanoseconds until
-    /// its start.
+    /// Books one command of this length, `now_ns` after the beginning; `waits_ns` is at least the
+    /// nanoseconds until its start then.
     #[inline(always)]
-    pub(crate) fn book_at(&self, now_ns: u64, bytes: u64) -> u64 {
+    pub(crate) fn book_at(&self, now_ns: u64, bytes: u64, waits_ns: &mut u64) {
         // What ends before begins at once.
-        let burst_end_ns = now_ns.saturating_add(self.burst_ns);
-        let by_ops = self.ops.book(now_ns, self.op_ns, burst_end_ns);
-        by_ops.max(self.bytes.book(now_ns, self.bytes.takes_ns(bytes), burst_end_ns))
+        let times_ns = (now_ns, now_ns.saturating_add(self.burst_ns));
+        self.ops.book(times_ns, self.op_ns, waits_ns);
+        self.bytes.book(times_ns, self.bytes.takes_ns(bytes), waits_ns);
     }
 
     /// Returns the nanoseconds that one command of this length takes.
@@ -203,12 +204,16 @@ impl Schedule {
         self.time.takes_ns(amount)
     }
 
-    /// Books a time; returns the nanoseconds until its start.
+    /// Books a time, now and with a burst that ends then; `waits_ns` is at least the nanoseconds until
+    /// its start then.
     #[inline(always)]
-    fn book(&self, now_ns: u64, takes_ns: u64, burst_end_ns: u64) -> u64 {
-        match takes_ns {
-            0 => 0,
-            takes_ns => book(&self.arrival, now_ns, takes_ns, burst_end_ns),
+    fn book(&self, times_ns: (u64, u64), takes_ns: u64, waits_ns: &mut u64) {
+        if takes_ns != 0 {
+            let (now_ns, burst_end_ns) = times_ns;
+            let before = advance(&self.arrival, now_ns, takes_ns);
+            if before > burst_end_ns {
+                wait_for(before - burst_end_ns, waits_ns);
+            }
         }
     }
 
@@ -263,17 +268,24 @@ impl UnitTime {
     }
 }
 
-/// Advances the theoretical arrival time by a booking; returns the nanoseconds until its start.
+/// Advances the theoretical arrival time by a booking; returns the one before.
 #[inline(always)]
-fn book(arrival: &AtomicU64, now_ns: u64, takes_ns: u64, burst_end_ns: u64) -> u64 {
+fn advance(arrival: &AtomicU64, now_ns: u64, takes_ns: u64) -> u64 {
     let mut before = arrival.load(Ordering::Relaxed);
     loop {
         let after = before.max(now_ns).saturating_add(takes_ns);
         match arrival.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return before.saturating_sub(burst_end_ns),
+            Ok(_) => return before,
             Err(other) => before = other,
         }
     }
+}
+
+/// A call, so that a command that need not wait calculates no time.
+#[cold]
+#[inline(never)]
+fn wait_for(ns: u64, waits_ns: &mut u64) {
+    *waits_ns = ns.max(*waits_ns);
 }
 
 #[cfg(test)]
@@ -374,7 +386,8 @@ mod tests {
             for (pause, amount) in asks {
                 now += pause;
                 let takes = UnitTime::of(rate).takes_ns(amount);
-                let start = now + book(&arrival, now, takes, now + burst_ns);
+                let before = advance(&arrival, now, takes);
+                let start = now + before.saturating_sub(now + burst_ns);
                 begun.push((start, takes));
             }
             for (first, &(from, _)) in begun.iter().enumerate() {
