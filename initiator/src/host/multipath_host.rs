@@ -58,7 +58,7 @@ impl MultipathHost {
         let count = u32::try_from(paths.len()).unwrap_or(u32::MAX);
         plan.cells = plan.cells.saturating_mul(count);
         plan.receives = plan.receives.saturating_mul(count);
-        let pool =
+        let mut pool =
             Pool::new(plan).map_err(|e| Error::Local(format!("no memory for the buffers: {e}")))?;
         let (fabrics, numbers) = FabricSet::new(provider, &paths, pool.region())
             .map_err(|error| Error::Local(error.to_string()))?;
@@ -67,7 +67,7 @@ impl MultipathHost {
             fabric,
         };
         let paths = paths.iter().zip(numbers).map(of_path).collect();
-        let multipath = Multipath::new(multipath, paths);
+        let multipath = Multipath::new(multipath, paths, &mut pool);
         Ok(MultipathHost { multipath, pool, fabrics, next_tick: None })
     }
 

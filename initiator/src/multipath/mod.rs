@@ -224,9 +224,11 @@ pub struct Multipath {
 }
 
 impl Multipath {
-    /// Paths that have not started: the first [`Multipath::tick`] connects them.
+    /// Paths that have not started: the first [`Multipath::tick`] connects them. One of the largest
+    /// buffers of the pool is set aside for that: requests that wait for a path may hold all others.
     #[must_use]
-    pub fn new(options: MultipathOptions, paths: Vec<PathOptions>) -> Multipath {
+    pub fn new(options: MultipathOptions, paths: Vec<PathOptions>, pool: &mut Pool) -> Multipath {
+        pool.set_aside(1);
         Multipath {
             nsid: options.nsid,
             table: RequestTable::new(options.requests),

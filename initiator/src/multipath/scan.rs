@@ -187,7 +187,7 @@ impl Path {
     fn send_scan(&mut self, len: u32, sqe: Sqe, step: Step, r: &mut Resources<'_>) -> bool {
         let mut data = match len {
             0 => Data::None,
-            len => match r.pool.take_data(len) {
+            len => match r.pool.take_any(len) {
                 Some(buf) => Data::Buf(buf),
                 None => return false,
             },

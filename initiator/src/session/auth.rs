@@ -186,7 +186,7 @@ impl Session {
 
     fn say(&mut self, qid: u16, talk: AuthStep, message: &[u8], io: &mut Io<'_>) {
         let len = message.len() as u32;
-        let Some(mut buf) = io.pool.take_data(len) else {
+        let Some(mut buf) = io.pool.take_any(len) else {
             return self.die(EndReason::NoMemory, io);
         };
         io.pool.bytes_mut(&mut buf).copy_from_slice(message);

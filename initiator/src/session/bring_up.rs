@@ -175,7 +175,7 @@ impl Session {
         page: Option<u32>,
         io: &mut Io<'_>,
     ) {
-        let data = match page.map(|len| io.pool.take_data(len)) {
+        let data = match page.map(|len| io.pool.take_any(len)) {
             None => Data::None,
             Some(Some(buf)) => Data::Buf(buf),
             Some(None) => return self.die(EndReason::NoMemory, io),
@@ -234,7 +234,7 @@ impl Session {
             kato_ms: if qid == 0 { *kato_ms } else { 0 },
             ..Connect::default()
         };
-        let Some(mut buf) = io.pool.take_data(ConnectData::BYTES as u32) else {
+        let Some(mut buf) = io.pool.take_any(ConnectData::BYTES as u32) else {
             return self.die(EndReason::NoMemory, io);
         };
         io.pool.bytes_mut(&mut buf).copy_from_slice(&data);

@@ -90,13 +90,14 @@ impl Lab {
         let now = Instant::now();
         let paths: Vec<PathOptions> =
             (0..2).map(|port| PathOptions { session: options(port), fabric: 0 }).collect();
-        let pool = Pool::new(plan(&paths)).expect("memory");
+        let mut pool = Pool::new(plan(&paths)).expect("memory");
+        let machine = Multipath::new(common, paths, &mut pool);
         Lab {
             now,
             random: Random::new(seed),
             target: Target::new(pool.region(), 2, Random::new(!seed), now),
             pool,
-            machine: Multipath::new(common, paths),
+            machine,
             checker: Checker::default(),
             acts: Vec::new(),
             wake: None,
@@ -516,6 +517,27 @@ fn ctrl_loss_tmo_ends_paths_and_fast_io_fail_tmo_fails_requests() {
     lab.run_until(30, |lab| lab.machine.is_lost());
     let expired = |notice: &&Notice| matches!(notice, Notice::Failed { next: None, .. });
     assert_eq!(lab.notices.iter().filter(expired).count(), 2);
+    lab.close();
+}
+
+/// As many writes as the memory has room for.
+fn fill_memory(lab: &mut Lab) {
+    while lab.pool.free_for_all_bytes() > 0 {
+        lab.submit(Operation::Write { fua: false }, 0, 12);
+    }
+}
+
+#[test]
+fn paths_reconnect_while_requests_hold_all_data_buffers() {
+    let mut lab = quiet();
+    for port in 0..2 {
+        lab.target.ports[port].is_cut = true;
+        lab.target.fail_links(port, &Reason::Device);
+    }
+    lab.settle();
+    fill_memory(&mut lab);
+    (0..2).for_each(|port| lab.act(Act::Heal(port)));
+    time_of(&mut lab);
     lab.close();
 }
 
