@@ -56,7 +56,8 @@ impl MultipathHost {
         let MultipathSetup { session, paths, provider, multipath, .. } = setup;
         let mut plan = session.plan(setup.data_bytes, setup.largest_bytes);
         let count = u32::try_from(paths.len()).unwrap_or(u32::MAX);
-        plan.cells = plan.cells.saturating_mul(count);
+        // Beside those of the paths, one for the range of each Discard.
+        plan.cells = plan.cells.saturating_mul(count).saturating_add(multipath.requests);
         plan.receives = plan.receives.saturating_mul(count);
         let mut pool =
             Pool::new(plan).map_err(|e| Error::Local(format!("no memory for the buffers: {e}")))?;

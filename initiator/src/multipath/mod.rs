@@ -106,7 +106,7 @@ pub trait Fabrics {
 
 /// Borrowed resources.
 pub struct Resources<'a> {
-    /// One pool for all paths; `MultipathOptions::plan` computes its size.
+    /// One pool for all paths: for each what [`Options::plan`] computes, and a cell for each request.
     pub pool: &'a mut Pool,
     /// The fabrics, by the numbers in [`PathOptions`].
     pub fabrics: &'a mut dyn Fabrics,
@@ -165,7 +165,7 @@ impl MultipathOptions {
 /// Why [`Multipath::submit`] returned a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unaccepted {
-    /// So many requests as agreed are there, or the pool has no buffer for its ranges.
+    /// So many requests as agreed are there, or the pool has no cell for its range.
     #[error("too many requests at once")]
     Full,
     /// No path has been live yet, or all is being closed.
@@ -273,9 +273,11 @@ impl Multipath {
             return Err((request, Unaccepted::Full));
         }
         if request.operation == Operation::Discard && request.data.is_none() {
-            let Some(mut buf) = pool.take_data(DsmRange::BYTES as u32) else {
+            // No data buffer: requests that can only be submitted after this one may hold all of them.
+            let Some(mut buf) = pool.take_cell() else {
                 return Err((request, Unaccepted::Full));
             };
+            buf.select(0, DsmRange::BYTES as u32);
             let range = DsmRange { attributes: 0, blocks: request.blocks, slba: request.slba };
             pool.bytes_mut(&mut buf).copy_from_slice(&range.emit());
             request.data = Some(buf);

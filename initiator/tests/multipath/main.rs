@@ -542,6 +542,15 @@ fn paths_reconnect_while_requests_hold_all_data_buffers() {
 }
 
 #[test]
+fn discards_are_accepted_while_requests_hold_all_data_buffers() {
+    let mut lab = quiet();
+    fill_memory(&mut lab);
+    lab.submit(Operation::Discard, 0, 12);
+    time_of(&mut lab);
+    lab.close();
+}
+
+#[test]
 fn more_requests_than_agreed_are_refused_with_their_data() {
     let mut lab = Lab::new(1, MultipathOptions { requests: 2, ..common(0).0 }, false);
     let flush =
