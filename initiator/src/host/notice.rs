@@ -78,9 +78,10 @@ pub(crate) fn fate(multipath: &Multipath) -> RequestOutcome {
         let good = |state| matches!(state, AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED);
         multipath.state(path) == PathState::Live && multipath.ana(path).is_none_or(good)
     };
+    let is_lost = |path| multipath.state(path) == PathState::Lost;
     match (0..multipath.paths()).any(usable) {
         true => RequestOutcome::CarriedOut,
-        false if multipath.is_lost() => RequestOutcome::Fail,
+        false if (0..multipath.paths()).all(is_lost) => RequestOutcome::Fail,
         false => RequestOutcome::Wait,
     }
 }

@@ -57,6 +57,9 @@
 //! a command which it has begun; that the target has to order (nvmfd does, for all controllers of a
 //! namespace). Without Keep Alive there is no bound, and no waiting.
 //!
+//! Such a change does not fail for lack of a path before that either: its caller could write the
+//! blocks again, by a path that has come back.
+//!
 //! # Flush
 //!
 //! A Flush covers all writes that were acknowledged before it was submitted, by any path, because it
@@ -354,7 +357,7 @@ impl Multipath {
             }
         }
         if until.is_none() {
-            self.table.fail_all(Failure::NoPath);
+            self.table.fail_waiting(Failure::NoPath);
         }
         until
     }
@@ -453,10 +456,10 @@ impl Multipath {
         self.paths.iter().all(|path| path.state() == PathState::Live || path.has_failed())
     }
 
-    /// Whether all paths are given up.
+    /// Whether all paths are given up, and no target may carry out a change any more.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.paths.iter().all(|path| path.state() == PathState::Lost)
+        self.paths.iter().all(|path| path.state() == PathState::Lost && !path.has_replay())
     }
 
     /// Requests that are not done.

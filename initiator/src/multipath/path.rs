@@ -494,6 +494,11 @@ impl Path {
         self.kato_ms = kato_ms.max(self.options.session.kato_ms);
     }
 
+    /// Whether a target may still carry out changes of blocks of an association that has ended.
+    pub(super) fn has_replay(&self) -> bool {
+        self.replay_at.is_some()
+    }
+
     /// How long changes of blocks wait after the end of an association, if they do.
     pub(super) fn replay_wait(&self) -> Option<Duration> {
         let has_keep_alive = self.options.session.kato_ms > 0;

@@ -129,7 +129,15 @@ impl RequestTable {
 
     /// Fails all that are not sent.
     pub(super) fn fail_all(&mut self, why: Failure) {
-        while let Some(n) = self.queued.pop_front().or_else(|| self.waiting.pop()) {
+        self.queue_those(|_| true);
+        self.fail_waiting(why);
+    }
+
+    /// Fails those that wait for a path. A target may still carry out the others: were they failed,
+    /// the caller could write the blocks again before that.
+    pub(super) fn fail_waiting(&mut self, why: Failure) {
+        self.queue_those(|state| !matches!(state, State::Replay(_)));
+        while let Some(n) = self.queued.pop_front() {
             let data = self.get(n).and_then(|(request, _)| request.data.take());
             self.finish(n, data, Err(why));
         }

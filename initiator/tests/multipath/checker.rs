@@ -8,8 +8,10 @@ use std::ops::Range;
 struct Change {
     stamp: u64,
     begun: u64,
-    /// When it was acknowledged; `None`: not yet, or it has failed.
+    /// When it was acknowledged, or has failed; `None`: not yet.
     ended: Option<u64>,
+    /// It has taken effect: a failed one may have.
+    is_certain: bool,
 }
 
 /// An operation under way.
@@ -34,21 +36,22 @@ impl Checker {
         self.time += 1;
         let begun = self.time;
         for (block, stamp) in blocks.clone().zip(stamps.into_iter().flatten()) {
-            let change = Change { stamp: *stamp, begun, ended: None };
+            let change = Change { stamp: *stamp, begun, ended: None, is_certain: false };
             self.changes.entry(block).or_default().push(change);
         }
         let op = Op { blocks, begun, is_change: stamps.is_some() };
         assert!(self.ops.insert(tag, op).is_none(), "tag {tag} is used twice");
     }
 
-    /// An operation ends, once. A failed change may take effect at any later time.
+    /// An operation ends, once. A failed change has taken effect by then, or never will.
     pub(crate) fn end(&mut self, tag: u64, success: bool) -> Range<u64> {
         self.time += 1;
         let op = self.ops.get(&tag).unwrap_or_else(|| panic!("request {tag} was done twice"));
-        for block in op.blocks.clone().filter(|_| success && op.is_change) {
+        for block in op.blocks.clone().filter(|_| op.is_change) {
             let changes = self.changes.get_mut(&block).expect("changed");
             let change = changes.iter_mut().find(|change| change.begun == op.begun);
-            change.expect("begun").ended = Some(self.time);
+            let change = change.expect("begun");
+            (change.ended, change.is_certain) = (Some(self.time), success);
         }
         self.ops.remove(&tag).expect("there").blocks
     }
@@ -66,13 +69,13 @@ impl Checker {
     pub(crate) fn permits(&self, block: u64, stamp: u64, since: u64) -> bool {
         let none = Vec::new();
         let changes = self.changes.get(&block).unwrap_or(&none);
-        let initial = Change { stamp: 0, begun: 0, ended: Some(0) };
+        let initial = Change { stamp: 0, begun: 0, ended: Some(0), is_certain: true };
         let mut sources =
             std::iter::once(&initial).chain(changes).filter(|change| change.stamp == stamp);
         sources.any(|source| {
             let overwritten = |later: &Change| {
                 let after = source.ended.is_some_and(|ended| ended < later.begun);
-                after && later.ended.is_some_and(|ended| ended < since)
+                after && later.is_certain && later.ended.is_some_and(|ended| ended < since)
             };
             !changes.iter().any(overwritten)
         })

@@ -550,6 +550,27 @@ fn discards_are_accepted_while_requests_hold_all_data_buffers() {
     lab.close();
 }
 
+/// The caller may write the block again as soon as its write has failed.
+#[test]
+fn a_pending_write_fails_after_the_end_of_its_association_at_the_target() {
+    let options =
+        MultipathOptions { fast_io_fail_tmo: Some(Duration::from_millis(500)), ..common(0).0 };
+    let mut lab = Lab::new(1, options, true);
+    lab.run_until(10, |lab| (0..2).all(|n| lab.machine.state(n) == PathState::Live));
+    lab.submit(Operation::Write { fua: false }, 0, 1);
+    lab.settle();
+    for port in 0..2 {
+        lab.target.ports[port].is_cut = true;
+        lab.target.fail_links(port, &Reason::Device);
+    }
+    lab.settle();
+    lab.submit(Operation::Write { fua: false }, 1, 1);
+    lab.run_until(1, |lab| lab.under_way.len() == 1);
+    let waited = time_of(&mut lab);
+    assert!((3_000..4_000).contains(&waited), "keep alive and margin: {waited} ms");
+    lab.close();
+}
+
 #[test]
 fn more_requests_than_agreed_are_refused_with_their_data() {
     let mut lab = Lab::new(1, MultipathOptions { requests: 2, ..common(0).0 }, false);
