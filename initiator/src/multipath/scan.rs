@@ -254,17 +254,18 @@ impl Path {
     fn on_scan_error(&mut self, step: Step, status: Status, r: &mut Resources<'_>) {
         match step {
             // Optional: without them, what Identify Namespace says holds, and the usual limits.
-            Step::Behavior
-            | Step::KeepAlive
-            | Step::ChangedList
-            | Step::Identifiers
-            | Step::Limits => {}
-            Step::Identify if status.is(Status::INVALID_NAMESPACE) => self.scan.found = None,
-            Step::Identify | Step::Ana if self.state() == PathState::Live => {
+            Step::Behavior | Step::KeepAlive | Step::ChangedList | Step::Limits => {}
+            // A controller before NVMe 1.3. After any other failure the namespace would seem to be
+            // another one than with its UUID.
+            Step::Identifiers if status.is(Status::INVALID_FIELD) => {}
+            Step::Identify | Step::Identifiers if status.is(Status::INVALID_NAMESPACE) => {
+                self.scan.found = None;
+            }
+            Step::Identify | Step::Identifiers | Step::Ana if self.state() == PathState::Live => {
                 self.scan.want(step);
                 self.scan.retry_at = r.now.checked_add(RETRY_AFTER);
             }
-            Step::Identify | Step::Ana => {
+            Step::Identify | Step::Identifiers | Step::Ana => {
                 self.reset(PathLoss::Scan { what: step.name(), status }, r);
             }
         }

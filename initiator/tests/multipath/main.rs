@@ -572,6 +572,23 @@ fn a_pending_write_fails_after_the_end_of_its_association_at_the_target() {
 }
 
 #[test]
+fn a_path_whose_identifiers_could_not_be_read_is_connected_again() {
+    let mut lab = Lab::new(1, common(0).0, false);
+    lab.target.unread_identifiers = 1;
+    lab.run_until(10, |lab| (0..2).all(|n| lab.machine.state(n) == PathState::Live));
+    let ids = lab.machine.namespace().expect("live").ids;
+    assert_eq!(ids.uuid, Some([5; 16]));
+    // On a live path the command is repeated.
+    let losses = |lab: &Lab| [0, 1].map(|path| lab.machine.counters(path).losses);
+    let before = losses(&lab);
+    (lab.target.unread_identifiers, lab.target.size_blocks) = (2, BLOCKS + 1);
+    lab.target.notify(None, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+    lab.run_until(10, |lab| lab.known_blocks() == BLOCKS + 1);
+    assert_eq!((losses(&lab), lab.target.unread_identifiers), (before, 0));
+    lab.close();
+}
+
+#[test]
 fn more_requests_than_agreed_are_refused_with_their_data() {
     let mut lab = Lab::new(1, MultipathOptions { requests: 2, ..common(0).0 }, false);
     let flush =

@@ -87,6 +87,8 @@ pub(crate) struct Target {
     pub(crate) ports: Vec<Port>,
     pub(crate) size_blocks: u64,
     pub(crate) is_removed: bool,
+    /// How many of the next commands that read the identifiers fail.
+    pub(crate) unread_identifiers: u32,
     blocks: Vec<u64>,
     /// What a power failure would leave.
     pub(crate) durable: Vec<u64>,
@@ -246,6 +248,7 @@ impl Target {
             ports: (0..ports).map(port).collect(),
             size_blocks: BLOCKS,
             is_removed: false,
+            unread_identifiers: 0,
             blocks: vec![0; 2 * BLOCKS as usize],
             durable: vec![0; 2 * BLOCKS as usize],
             transient_percent: 0,
@@ -534,6 +537,13 @@ impl Target {
                 let queues = NumberOfQueues(0).with_submission_z(1).with_completion_z(1);
                 let is_queues = SetFeatures::parse(sqe).fid == FeatureId::NUMBER_OF_QUEUES;
                 (Status::SUCCESS, if is_queues { queues.0.into() } else { 0 })
+            }
+            AdminOpcode::IDENTIFY
+                if Identify::parse(sqe).cns == Cns::NAMESPACE_DESCRIPTORS
+                    && self.unread_identifiers > 0 =>
+            {
+                self.unread_identifiers -= 1;
+                (Status::INTERNAL_ERROR, 0)
             }
             AdminOpcode::IDENTIFY => {
                 let page = self.identify(cntlid, &Identify::parse(sqe));
