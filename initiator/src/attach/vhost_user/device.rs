@@ -105,6 +105,8 @@ pub(super) struct Device {
     next: Chain,
     /// There is no memory, or no place, for the next request at present.
     is_stalled: bool,
+    /// The queue that gets memory first.
+    first_ring: usize,
 }
 
 impl Device {
@@ -122,6 +124,7 @@ impl Device {
             heads: Vec::with_capacity(QUEUE_ENTRIES.into()),
             next: Chain::default(),
             is_stalled: false,
+            first_ring: 0,
         }
     }
 
@@ -286,7 +289,8 @@ impl Device {
         let mut any = false;
         let (mut heads, mut chain) =
             (std::mem::take(&mut self.heads), std::mem::take(&mut self.next));
-        for ring in 0..self.vrings.len() {
+        let (first, rings) = (self.first_ring, self.vrings.len());
+        for ring in (first..rings).chain(0..first) {
             if self.is_stalled || !self.vrings[ring].is_running() {
                 continue;
             }
@@ -296,6 +300,8 @@ impl Device {
                 self.begin(ring, &mut chain, &memory, properties, r);
                 if self.is_stalled {
                     self.vrings[ring].push_back(heads.len() - n);
+                    // One that got none is the first next time, else the one behind it.
+                    self.first_ring = (ring + usize::from(n > 0)) % rings;
                     break;
                 }
                 any = true;

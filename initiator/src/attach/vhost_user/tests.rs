@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use rdma::{Pool, PoolPlan};
+use virtio_queue::QueueT;
 
 use super::channel::Channel;
 use super::device::{Device, DeviceProperties, Resources};
@@ -96,12 +97,18 @@ impl Lab {
         let features = feature::VERSION_1 | blk::feature::FLUSH;
         self.message(RequestId::SET_FEATURES, Body::U64(features), vec![]);
         self.message(RequestId::SET_MEM_TABLE, Body::Memory(vec![region]), vec![file]);
+        self.set_up_queue(0, 0);
+    }
+
+    /// Sets a queue up whose rings begin at this offset in the memory.
+    fn set_up_queue(&mut self, index: u32, at: u64) {
         let num = ENTRIES.into();
-        self.message(RequestId::SET_VRING_NUM, Body::Vring { index: 0, num }, vec![]);
-        let address =
-            VringAddress { descriptors: USER, used: USER + USED, available: USER + AVAILABLE };
-        self.message(RequestId::SET_VRING_ADDR, Body::Address(0, address), vec![]);
-        let kick = Body::Descriptor { index: 0, has_descriptor: false };
+        self.message(RequestId::SET_VRING_NUM, Body::Vring { index, num }, vec![]);
+        let descriptors = USER + at;
+        let (used, available) = (descriptors + USED, descriptors + AVAILABLE);
+        let address = VringAddress { descriptors, used, available };
+        self.message(RequestId::SET_VRING_ADDR, Body::Address(index, address), vec![]);
+        let kick = Body::Descriptor { index, has_descriptor: false };
         self.message(RequestId::SET_VRING_KICK, kick, vec![]);
     }
 
@@ -213,6 +220,30 @@ fn requests_that_find_no_memory_are_taken_later() {
     all.into_iter().for_each(|buf| lab.pool.give(buf));
     lab.turn();
     assert_eq!(lab.requests.in_use(), 1);
+}
+
+#[test]
+fn queues_of_a_guest_get_memory_in_turn() {
+    const OTHER: u64 = 0x8000;
+    let mut lab = Lab::new();
+    lab.set_up_queue(1, OTHER);
+    lab.header(0, 0);
+    let (header, status) = ((GUEST + HEADER, 16, 0), (GUEST + STATUS, 1, WRITE));
+    let read = [header, (GUEST + DATA, 4096, WRITE), status];
+    // The first queue has more requests than there are places for.
+    (0..ENTRIES).for_each(|_| lab.provide(&read));
+    lab.turn();
+    lab.put_table(OTHER, &read);
+    lab.put(OTHER + AVAILABLE + 2, &1u16.to_le_bytes());
+    lab.turn();
+    let taken = |lab: &Lab| [0, 1].map(|n| lab.device.vrings()[n].queue.next_avail());
+    assert_eq!(taken(&lab), [8, 0]);
+    lab.requests.free(7, &mut lab.pool);
+    lab.turn();
+    assert_eq!(taken(&lab), [8, 1]);
+    lab.requests.free(7, &mut lab.pool);
+    lab.turn();
+    assert_eq!(taken(&lab), [9, 1]);
 }
 
 #[test]
