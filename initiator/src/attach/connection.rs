@@ -27,8 +27,6 @@ const PARTS: usize = 64;
 pub(super) struct Shared<'a> {
     pub(super) pool: &'a mut Pool,
     pub(super) requests: &'a mut RequestTable,
-    /// Connections that wait for memory, in order.
-    pub(super) waiting: &'a mut VecDeque<usize>,
     /// The export of a handshake that ends now.
     pub(super) export: &'a Export,
     pub(super) piece_bytes: u32,
@@ -174,7 +172,7 @@ impl Connection {
             while self.wants_input() && self.step(number, s) {
                 any = true;
             }
-            let stuck = s.waiting.contains(&number) || !self.wants_input();
+            let stuck = s.requests.waiting.contains(&number) || !self.wants_input();
             if stuck || !self.is_readable {
                 return any;
             }
@@ -251,9 +249,10 @@ impl Connection {
                 }
                 let checked = command.check(export, *negotiated);
                 let negotiated = *negotiated;
-                let Some(request) = begin(number, command, checked, negotiated, s) else {
-                    return false;
-                };
+                let (pool, piece_bytes) = (&mut *s.pool, s.piece_bytes);
+                let begun =
+                    s.requests.begin(number, command, checked, negotiated, pool, piece_bytes);
+                let Some(request) = begun else { return false };
                 self.unused.start += REQUEST_BYTES;
                 self.requests += 1;
                 match command.data_bytes() {
@@ -363,27 +362,6 @@ impl Connection {
         }
         self.greeting.clear();
     }
-}
-
-/// Begins a request when it is its turn to get memory; otherwise it waits for that.
-fn begin(
-    number: usize,
-    command: Command,
-    checked: Result<(), nbd::Errno>,
-    negotiated: Negotiated,
-    s: &mut Shared<'_>,
-) -> Option<u32> {
-    let is_next = s.waiting.front().is_none_or(|first| *first == number);
-    let begun = match is_next {
-        true => s.requests.begin(number, command, checked, negotiated, s.pool, s.piece_bytes),
-        false => None,
-    };
-    match (begun.is_some(), s.waiting.contains(&number)) {
-        (true, true) => drop(s.waiting.pop_front()),
-        (false, false) => s.waiting.push_back(number),
-        _ => {}
-    }
-    begun
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The connections of clients: a bounded number, none of which stays in its handshake.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
@@ -34,8 +33,6 @@ pub(super) struct ConnectionResources<'a> {
 pub(super) struct ConnectionTable {
     listener: Option<UnixListener>,
     places: Vec<Option<Connection>>,
-    /// Connections that wait for memory, in order.
-    waiting: VecDeque<usize>,
     /// Since when there has always been somebody that waits for memory.
     waiting_since: Option<Instant>,
 }
@@ -43,8 +40,7 @@ pub(super) struct ConnectionTable {
 impl ConnectionTable {
     pub(super) fn new(most: usize) -> ConnectionTable {
         let places = (0..most).map(|_| None).collect();
-        let waiting = VecDeque::with_capacity(most);
-        ConnectionTable { listener: None, places, waiting, waiting_since: None }
+        ConnectionTable { listener: None, places, waiting_since: None }
     }
 
     /// Accepts connections at this listener; without one, no more.
@@ -59,13 +55,13 @@ impl ConnectionTable {
         mut act: impl FnMut(&mut Connection, usize, &mut Shared<'_>) -> bool,
     ) -> bool {
         let ConnectionResources { pool, requests, export, piece_bytes } = r;
-        let mut s = Shared { pool, requests, waiting: &mut self.waiting, export, piece_bytes };
+        let mut s = Shared { pool, requests, export, piece_bytes };
         let mut any = false;
         for (number, place) in self.places.iter_mut().enumerate() {
             let Some(connection) = place else { continue };
             any |= act(connection, number, &mut s);
             if connection.is_ending() {
-                s.waiting.retain(|waiting| *waiting != number);
+                s.requests.forget(number);
             }
             if connection.is_over() {
                 *place = None;
@@ -88,20 +84,15 @@ impl ConnectionTable {
         });
     }
 
-    /// Closes connections that have kept requests for too long while others, or a device
-    /// (`device_waits`), have waited for memory all the time: nobody else can end that.
-    pub(super) fn end_stalled(
-        &mut self,
-        now: Instant,
-        device_waits: bool,
-        r: ConnectionResources<'_>,
-    ) {
-        let somebody_waits = device_waits || !self.waiting.is_empty();
+    /// Closes connections that have kept requests for too long while others, or a device, have waited
+    /// for memory all the time: nobody else can end that.
+    pub(super) fn end_stalled(&mut self, now: Instant, r: ConnectionResources<'_>) {
+        let somebody_waits = !r.requests.waiting.is_empty();
         let waiting_since = self.waiting_since.take().unwrap_or(now);
         self.waiting_since = somebody_waits.then_some(waiting_since);
         self.each(r, |connection, number, s| {
             let Some(since) = connection.stalled_since(now) else { return false };
-            let others_wait = device_waits || s.waiting.iter().any(|waiting| *waiting != number);
+            let others_wait = s.requests.waiting.iter().any(|waiting| *waiting != number);
             let since = since.max(waiting_since);
             let is_stalled = others_wait && now.duration_since(since) >= STALL_LIMIT;
             if is_stalled {
@@ -153,10 +144,13 @@ impl ConnectionTable {
     }
 
     /// Returns the descriptors of clients, and what of each is of interest.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+    pub(super) fn descriptors<'a>(
+        &'a self,
+        requests: &'a RequestTable,
+    ) -> impl Iterator<Item = (BorrowedFd<'a>, PollFlags)> {
         self.places.iter().enumerate().filter_map(|(number, place)| {
             let connection = place.as_ref()?;
-            let reads = connection.wants_input() && !self.waiting.contains(&number);
+            let reads = connection.wants_input() && !requests.waiting.contains(&number);
             let mut wanted = PollFlags::empty();
             wanted.set(PollFlags::POLLIN, reads);
             wanted.set(PollFlags::POLLOUT, connection.is_blocked());
@@ -179,6 +173,8 @@ mod tests {
     use rdma::PoolPlan;
 
     use super::*;
+
+    const DEVICE: usize = usize::MAX;
 
     struct Lab {
         table: ConnectionTable,
@@ -231,7 +227,11 @@ mod tests {
             }
             self.with(|table, r| table.each(r, |c, _, s| c.write(s)));
             self.with(|table, r| table.end_late_handshakes(now, r));
-            self.with(|table, r| table.end_stalled(now, device_waits, r));
+            if device_waits {
+                self.requests.waiting.push_back(DEVICE);
+            }
+            self.with(|table, r| table.end_stalled(now, r));
+            self.requests.forget(DEVICE);
         }
 
         fn turn(&mut self, now: Instant) {
@@ -323,11 +323,14 @@ mod tests {
         lab.turn(asked);
         send(&mut stopped, WRITE, 4096, 0);
         lab.turn(asked + STALL_LIMIT - Duration::from_millis(1));
-        assert!(!is_closed(&mut stopped) && lab.table.waiting == [1]);
+        assert!(!is_closed(&mut stopped) && lab.requests.waiting == [1]);
         lab.turn(asked + STALL_LIMIT);
         assert!(is_closed(&mut stopped) && !is_closed(&mut other));
         lab.turn(asked + STALL_LIMIT);
-        assert!(lab.table.waiting.is_empty() && lab.requests.in_use() == 1, "the other is served");
+        assert!(
+            lab.requests.waiting.is_empty() && lab.requests.in_use() == 1,
+            "the other is served"
+        );
         lab.turn(asked + 9 * STALL_LIMIT);
         assert!(!is_closed(&mut other));
     }

@@ -41,6 +41,8 @@ pub(super) struct RequestTable {
     ready: VecDeque<u32>,
     /// To be answered.
     answered: VecDeque<u32>,
+    /// Connections and devices that wait for memory, in order.
+    pub(super) waiting: VecDeque<usize>,
     counters: Counters,
 }
 
@@ -65,6 +67,7 @@ impl RequestTable {
             free: (0..most).rev().collect(),
             ready: VecDeque::with_capacity(most as usize),
             answered: VecDeque::with_capacity(most as usize),
+            waiting: VecDeque::new(),
             counters: Counters::default(),
         }
     }
@@ -81,13 +84,45 @@ impl RequestTable {
         &self.slots[n as usize]
     }
 
-    /// Begins a request with its buffers; `None` if there is no memory for it at present.
+    /// Begins a request with its buffers when it is the turn of its connection to get memory; `None`:
+    /// it waits for that.
     pub(super) fn begin(
         &mut self,
         connection: usize,
         command: Command,
         checked: Result<(), Errno>,
         negotiated: Negotiated,
+        pool: &mut Pool,
+        piece_bytes: u32,
+    ) -> Option<u32> {
+        let begun = match self.waiting.front() {
+            Some(first) if *first != connection => None,
+            _ => self.take(command, checked, pool, piece_bytes),
+        };
+        match begun {
+            Some(n) => {
+                self.waiting.pop_front();
+                let slot = &mut self.slots[n as usize];
+                (slot.connection, slot.negotiated) = (connection, negotiated);
+            }
+            None if !self.waiting.contains(&connection) => self.waiting.push_back(connection),
+            None => {}
+        }
+        begun
+    }
+
+    /// A connection or device does not wait any more. Returns whether it did.
+    pub(super) fn forget(&mut self, connection: usize) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|waiting| *waiting != connection);
+        self.waiting.len() < before
+    }
+
+    /// Takes a slot, and buffers for a request.
+    fn take(
+        &mut self,
+        command: Command,
+        checked: Result<(), Errno>,
         pool: &mut Pool,
         piece_bytes: u32,
     ) -> Option<u32> {
@@ -105,7 +140,7 @@ impl RequestTable {
             left -= len;
         }
         self.free.pop();
-        (slot.connection, slot.command, slot.negotiated) = (connection, command, negotiated);
+        slot.command = command;
         (slot.piece_bytes, slot.sent_bytes) = (piece_bytes, 0);
         (slot.has_flushed, slot.outstanding) = (false, 0);
         (slot.error, slot.reply) = (checked.err(), None);
@@ -306,5 +341,43 @@ fn errno(why: Failure) -> Errno {
         Status::CAPACITY_EXCEEDED => Errno::NoSpace,
         Status::INVALID_OPCODE => Errno::NotSupported,
         _ => Errno::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma::PoolPlan;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_given_to_clients_and_devices_in_the_order_of_their_requests() {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 64 << 10,
+            largest_bytes: 4096,
+        };
+        let mut pool = Pool::new(plan).expect("memory");
+        let mut table = RequestTable::new(8);
+        let (client, other, device) = (0, 1, usize::MAX);
+        let begin = |table: &mut RequestTable, pool: &mut Pool, connection, len| {
+            let read = Command { kind: Kind::Read, flags: 0, cookie: 0, offset: 0, len };
+            table.begin(connection, read, Ok(()), Negotiated::default(), pool, 4096)
+        };
+        let all = begin(&mut table, &mut pool, client, 64 << 10).expect("there is memory");
+        assert_eq!(begin(&mut table, &mut pool, device, 64 << 10), None);
+        assert_eq!(begin(&mut table, &mut pool, other, 4096), None);
+        table.free(all, &mut pool);
+        assert_eq!(begin(&mut table, &mut pool, other, 4096), None, "the device is first");
+        let all = begin(&mut table, &mut pool, device, 64 << 10).expect("it is its turn");
+        assert_eq!(begin(&mut table, &mut pool, device, 4096), None);
+        table.free(all, &mut pool);
+        assert_eq!(begin(&mut table, &mut pool, device, 4096), None, "now the client is");
+        assert!(begin(&mut table, &mut pool, other, 4096).is_some());
+        assert!(begin(&mut table, &mut pool, device, 4096).is_some());
+        assert!(begin(&mut table, &mut pool, client, 4096).is_some(), "nobody waits");
     }
 }

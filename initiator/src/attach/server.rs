@@ -348,7 +348,11 @@ impl Server {
             fds.push(PollFd::new(device.descriptor(), PollFlags::POLLIN));
             fds.len() - 1
         });
-        fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
+        fds.extend(
+            self.connections
+                .descriptors(&self.requests)
+                .map(|(fd, wanted)| PollFd::new(fd, wanted)),
+        );
         if !limit.is_zero() {
             let descriptors = self.host.descriptors();
             fds.extend(descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
@@ -374,12 +378,10 @@ impl Server {
         if at_control.is_some_and(|at| ready[at]) {
             self.guest(|guest, properties, _| guest.on_control(properties));
         }
-        let device_waits = self.vhost_user.as_ref().is_some_and(VhostUser::is_waiting)
-            || self.ublk.as_ref().is_some_and(Ublk::is_waiting);
         let (connections, r) = self.connections();
         connections.end_late_handshakes(now, r);
         let (connections, r) = self.connections();
-        connections.end_stalled(now, device_waits, r);
+        connections.end_stalled(now, r);
         if ready[0] && self.stop.wait(Duration::ZERO) && self.ending == Ending::No {
             self.end();
         }

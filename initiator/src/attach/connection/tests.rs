@@ -22,7 +22,6 @@ fn connection(stream: UnixStream) -> Connection {
 struct Lab {
     pool: Pool,
     requests: RequestTable,
-    waiting: VecDeque<usize>,
     export: Export,
     connections: Vec<Connection>,
 }
@@ -43,7 +42,6 @@ impl Lab {
         let lab = Lab {
             pool: Pool::new(plan).expect("memory"),
             requests: RequestTable::new(3 * MOST_REQUESTS),
-            waiting: VecDeque::new(),
             export: Export {
                 size_bytes: 1 << 20,
                 flags: flag::HAS_FLAGS | flag::SEND_CACHE,
@@ -57,8 +55,8 @@ impl Lab {
     }
 
     fn with<T>(&mut self, n: usize, act: impl FnOnce(&mut Connection, &mut Shared<'_>) -> T) -> T {
-        let Lab { pool, requests, waiting, export, connections } = self;
-        let mut s = Shared { pool, requests, waiting, export, piece_bytes: 16 << 10 };
+        let Lab { pool, requests, export, connections } = self;
+        let mut s = Shared { pool, requests, export, piece_bytes: 16 << 10 };
         act(&mut connections[n], &mut s)
     }
 
@@ -170,14 +168,14 @@ fn connections_get_memory_in_the_order_in_which_they_have_asked() {
     }
     (0..3).for_each(|n| lab.turn(n));
     // The third needs less than there may be, and waits all the same.
-    assert_eq!((lab.requests.in_use(), &lab.waiting), (1, &VecDeque::from([1, 2])));
+    assert_eq!((lab.requests.in_use(), &lab.requests.waiting), (1, &VecDeque::from([1, 2])));
     // The first leaves: the second gets what it had, and the third waits on.
     clients[0].shutdown(std::net::Shutdown::Both).expect("possible");
     (0..3).for_each(|n| lab.turn(n));
-    assert_eq!((lab.requests.in_use(), &lab.waiting), (1, &VecDeque::from([2])));
+    assert_eq!((lab.requests.in_use(), &lab.requests.waiting), (1, &VecDeque::from([2])));
     clients[1].shutdown(std::net::Shutdown::Both).expect("possible");
     (0..3).for_each(|n| lab.turn(n));
-    assert!(lab.waiting.is_empty());
+    assert!(lab.requests.waiting.is_empty());
     drop(clients);
     (0..3).for_each(|n| lab.turn(n));
     lab.expect_nothing_left();

@@ -170,6 +170,9 @@ impl Ublk {
             self.waiting.pop_front();
             any = true;
         }
+        if self.waiting.is_empty() || self.state == State::Left {
+            any |= r.requests.forget(CONNECTION);
+        }
         any
     }
 
@@ -228,11 +231,6 @@ impl Ublk {
         }
         requests.submit(n);
         true
-    }
-
-    /// Whether a request waits for memory.
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// A request is carried out: returns its data and its result.

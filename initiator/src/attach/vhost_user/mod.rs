@@ -99,6 +99,16 @@ impl VhostUser {
 
     /// Handles messages, and takes requests. Returns whether there was anything.
     pub(super) fn poll(&mut self, properties: &DeviceProperties, r: &mut Resources<'_>) -> bool {
+        let mut any = self.step(properties, r);
+        let waits = |it: &FrontEnd| !it.has_message && it.device.is_stalled();
+        // While it takes no requests, nobody has to wait until it gets memory.
+        if self.is_ending || !self.front_end.as_ref().is_some_and(waits) {
+            any |= r.requests.forget(CONNECTION);
+        }
+        any
+    }
+
+    fn step(&mut self, properties: &DeviceProperties, r: &mut Resources<'_>) -> bool {
         let Some(FrontEnd { channel, device, has_message }) = &mut self.front_end else {
             return false;
         };
@@ -130,11 +140,6 @@ impl VhostUser {
                 return true;
             }
         }
-    }
-
-    /// Whether a request waits for memory.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.front_end.as_ref().is_some_and(|it| it.device.is_stalled())
     }
 
     /// A request has been carried out.
