@@ -24,8 +24,13 @@ pub(super) fn report(multipath: &Multipath, notice: &Notice) {
         Notice::Resized { blocks } => {
             info!("the namespace has {blocks} blocks");
         }
+        Notice::WriteProtection { is_on: true } => warn!("the namespace is write protected"),
+        Notice::WriteProtection { is_on: false } => {
+            info!("the namespace is not write protected any more");
+        }
         Notice::Removed { path } => {
-            warn!("{} has no such namespace (any more)", name(multipath, *path));
+            let (name, meanwhile) = (name(multipath, *path), meanwhile(multipath));
+            warn!("{name} has no such namespace (any more){meanwhile}");
         }
     }
 }

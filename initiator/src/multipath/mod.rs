@@ -207,6 +207,11 @@ pub enum Notice {
         /// In blocks.
         blocks: u64,
     },
+    /// The write protection of the namespace has changed.
+    WriteProtection {
+        /// Writes are refused.
+        is_on: bool,
+    },
     /// A live path does not have the namespace (any more).
     Removed {
         /// Its number.

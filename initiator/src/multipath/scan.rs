@@ -309,9 +309,13 @@ impl Path {
                 if known.blocks != found.blocks {
                     s.notices.push_back(Notice::Resized { blocks: found.blocks });
                 }
+                let is_on = found.is_write_protected;
+                if known.is_write_protected != is_on {
+                    s.notices.push_back(Notice::WriteProtection { is_on });
+                }
                 // The limits stay: requests that are queued have been made by them.
                 known.blocks = found.blocks;
-                known.is_write_protected = found.is_write_protected;
+                known.is_write_protected = is_on;
                 self.view = Some(found);
             }
             (Some(found), None) => {

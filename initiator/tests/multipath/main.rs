@@ -589,6 +589,22 @@ fn a_path_whose_identifiers_could_not_be_read_is_connected_again() {
 }
 
 #[test]
+fn a_change_of_the_write_protection_is_reported() {
+    let mut lab = quiet();
+    for is_write_protected in [true, false] {
+        lab.notices.clear();
+        lab.target.is_write_protected = is_write_protected;
+        lab.target.notify(None, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+        lab.run_until(3, |lab| {
+            let namespace = lab.machine.namespace().expect("live");
+            namespace.is_write_protected == is_write_protected
+        });
+        assert!(!lab.notices.is_empty());
+    }
+    lab.close();
+}
+
+#[test]
 fn more_requests_than_agreed_are_refused_with_their_data() {
     let mut lab = Lab::new(1, MultipathOptions { requests: 2, ..common(0).0 }, false);
     let flush =

@@ -87,6 +87,7 @@ pub(crate) struct Target {
     pub(crate) ports: Vec<Port>,
     pub(crate) size_blocks: u64,
     pub(crate) is_removed: bool,
+    pub(crate) is_write_protected: bool,
     /// How many of the next commands that read the identifiers fail.
     pub(crate) unread_identifiers: u32,
     blocks: Vec<u64>,
@@ -248,6 +249,7 @@ impl Target {
             ports: (0..ports).map(port).collect(),
             size_blocks: BLOCKS,
             is_removed: false,
+            is_write_protected: false,
             unread_identifiers: 0,
             blocks: vec![0; 2 * BLOCKS as usize],
             durable: vec![0; 2 * BLOCKS as usize],
@@ -587,6 +589,7 @@ impl Target {
                     nsze,
                     ncap,
                     anagrpid,
+                    nsattr: self.is_write_protected.into(),
                     nguid,
                     lbaf,
                     ..IdentifyNamespace::default()
