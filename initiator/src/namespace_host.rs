@@ -7,8 +7,7 @@ use std::time::Instant;
 
 use rdma::{Pool, RemoteRegion};
 
-use crate::host::notice::{RequestOutcome, fate};
-use crate::multipath::{BlockRequest, Failure, Operation, PathState, Unaccepted};
+use crate::multipath::{BlockRequest, Failure, Operation, PathState, RequestOutcome, Unaccepted};
 use crate::options::{NamespaceArgs, OptionDefaults, PathArgs};
 use crate::path_address::PathAddress;
 use crate::session::{Data, Lost, Refused, Request, Response, Session};
@@ -281,7 +280,7 @@ impl NamespaceHost {
     /// Ends the wait for a path, if commands wait for one: they fail.
     pub(crate) fn stop_waiting(&mut self) {
         if let NamespaceHost::Paths(host) = self
-            && fate(host.multipath()) == RequestOutcome::Wait
+            && host.multipath().request_outcome(Instant::now()) == RequestOutcome::Wait
         {
             host.close();
         }

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::{Counters, KINDS};
 use crate::Error;
-use crate::host::notice::{self, RequestOutcome};
-use crate::multipath::{Multipath, PathState};
+use crate::host::notice;
+use crate::multipath::{Multipath, PathState, RequestOutcome};
 
 /// Time for the answer of the process that serves the namespace.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ impl Status {
         let blocks = namespace.map_or(0, |namespace| namespace.blocks);
         let size_bytes = blocks * u64::from(block_bytes);
         let sizes = &served.sizes_bytes;
-        let fate = match notice::fate(multipath) {
+        let fate = match multipath.request_outcome(now) {
             RequestOutcome::CarriedOut => "carried-out",
             RequestOutcome::Wait => "wait",
             RequestOutcome::Fail => "fail",
@@ -149,7 +149,7 @@ impl Status {
         let fate = match self.requests.as_str() {
             "carried-out" => "are carried out",
             "wait" => "wait for a path",
-            _ => "fail: all paths are given up",
+            _ => "fail: there is no path to wait for",
         };
         let _ = write!(text, "requests {fate}; {} under way", self.requests_in_flight);
         let _ = write!(text, "; {} connections of clients", self.clients);

@@ -1,11 +1,12 @@
 //! What has happened to paths, as lines of a log: which path, why, and what happens next.
 
 use std::fmt::Write;
+use std::time::Instant;
 
 use nvme::log::AnaState;
 use tracing::{info, warn};
 
-use crate::multipath::{Multipath, Notice, PathState};
+use crate::multipath::{Multipath, Notice, PathState, RequestOutcome};
 
 /// Logs a notice.
 pub(super) fn report(multipath: &Multipath, notice: &Notice) {
@@ -60,34 +61,10 @@ pub(crate) fn state_name(state: PathState) -> &'static str {
 
 /// What happens to requests, if they are not carried out.
 fn meanwhile(multipath: &Multipath) -> &'static str {
-    match fate(multipath) {
+    match multipath.request_outcome(Instant::now()) {
         RequestOutcome::CarriedOut => "",
         RequestOutcome::Fail => "; requests fail",
         RequestOutcome::Wait => "; requests wait",
-    }
-}
-
-/// What happens to requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RequestOutcome {
-    /// There is a path.
-    CarriedOut,
-    /// There may be one.
-    Wait,
-    /// There will be none.
-    Fail,
-}
-
-pub(crate) fn fate(multipath: &Multipath) -> RequestOutcome {
-    let usable = |path| {
-        let good = |state| matches!(state, AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED);
-        multipath.state(path) == PathState::Live && multipath.ana(path).is_none_or(good)
-    };
-    let is_lost = |path| multipath.state(path) == PathState::Lost;
-    match (0..multipath.paths()).any(usable) {
-        true => RequestOutcome::CarriedOut,
-        false if (0..multipath.paths()).all(is_lost) => RequestOutcome::Fail,
-        false => RequestOutcome::Wait,
     }
 }
 

@@ -93,7 +93,7 @@ use crate::session::{Options, Session};
 
 pub use namespace::Namespace;
 pub use path::{PathCounters, PathLoss, PathState};
-pub use request::{BlockDone, BlockRequest, Failure, Operation};
+pub use request::{BlockDone, BlockRequest, Failure, Operation, RequestOutcome};
 
 use path::{Path, earlier};
 use table::{RequestTable, State};
@@ -453,6 +453,18 @@ impl Multipath {
     #[must_use]
     pub fn replay_wait(&self) -> Option<Duration> {
         self.paths.iter().filter_map(Path::replay_wait).max()
+    }
+
+    /// Returns what happens to requests now.
+    #[must_use]
+    pub fn request_outcome(&self, now: Instant) -> RequestOutcome {
+        if self.paths.iter().any(|path| path.rank(now).is_some()) {
+            return RequestOutcome::CarriedOut;
+        }
+        match self.paths.iter().any(|path| path.is_waited_for(now).is_ok()) {
+            true => RequestOutcome::Wait,
+            false => RequestOutcome::Fail,
+        }
     }
 
     /// Whether each path has failed at least once or is live.

@@ -110,6 +110,17 @@ pub struct BlockDone {
     pub data: Option<Buf>,
 }
 
+/// What happens to requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequestOutcome {
+    /// A path carries them out.
+    CarriedOut,
+    /// They wait for a path.
+    Wait,
+    /// There is no path, nor one to wait for.
+    Fail,
+}
+
 /// Why a request has failed. But for a status, blocks may have been changed all the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {

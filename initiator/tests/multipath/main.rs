@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use initiator::Options;
 use initiator::multipath::{
     BlockDone, BlockRequest, Fabrics, Failure, Multipath, MultipathOptions, Notice, Operation,
-    PathOptions, PathState, Resources,
+    PathOptions, PathState, RequestOutcome, Resources,
 };
 use initiator::rng::Random;
 use nvme::feature::AsyncEvent;
@@ -585,6 +585,35 @@ fn a_path_whose_identifiers_could_not_be_read_is_connected_again() {
     lab.target.notify(None, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
     lab.run_until(10, |lab| lab.known_blocks() == BLOCKS + 1);
     assert_eq!((losses(&lab), lab.target.unread_identifiers), (before, 0));
+    lab.close();
+}
+
+#[test]
+fn the_outcome_of_requests_is_reported_before_they_are_submitted() {
+    let s = Duration::from_secs;
+    let options = MultipathOptions { fast_io_fail_tmo: Some(s(5)), ..common(0).0 };
+    let mut lab = Lab::new(1, options, true);
+    lab.run_until(10, |lab| (0..2).all(|n| lab.machine.state(n) == PathState::Live));
+    let outcome = |lab: &Lab| lab.machine.request_outcome(lab.now);
+    assert_eq!(outcome(&lab), RequestOutcome::CarriedOut);
+    // No path has the namespace any more.
+    lab.target.is_removed = true;
+    lab.target.notify(None, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+    let removed =
+        |lab: &Lab| lab.notices.iter().filter(|n| matches!(n, Notice::Removed { .. })).count();
+    lab.run_until(3, |lab| removed(lab) == 2);
+    assert_eq!(outcome(&lab), RequestOutcome::Fail);
+    lab.act(Act::Restore);
+    lab.run_until(3, |lab| outcome(lab) == RequestOutcome::CarriedOut);
+    for port in 0..2 {
+        lab.target.ports[port].is_cut = true;
+        lab.target.fail_links(port, &Reason::Device);
+    }
+    lab.settle();
+    assert_eq!(outcome(&lab), RequestOutcome::Wait);
+    lab.submit(Operation::Read, 0, 1);
+    time_of(&mut lab);
+    assert_eq!(outcome(&lab), RequestOutcome::Fail);
     lab.close();
 }
 
