@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use initiator::rng::Random;
 use initiator::vhost_user::{RequestId, blk, feature, protocol};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -361,6 +362,9 @@ impl<'a> Driver<'a> {
         self.memory.store(self.used, event, Ordering::Relaxed)?;
         fence(Ordering::SeqCst);
         if self.device_used()? == self.used {
+            // The device has made the descriptor non-blocking.
+            let mut signal = [PollFd::new(self.call.as_fd(), PollFlags::POLLIN)];
+            poll(&mut signal, PollTimeout::NONE)?;
             read(&self.call, &mut [0; 8])?;
         }
         Ok(())
