@@ -40,6 +40,15 @@ enum Job {
         /// Check this configuration
         file: Option<PathBuf>,
     },
+    /// Announce services by multicast DNS, for the daemon
+    #[command(hide = true)]
+    Announce {
+        /// Announce these: JSON
+        services: String,
+        /// Begin later
+        #[arg(long)]
+        pause: bool,
+    },
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
@@ -50,13 +59,15 @@ enum Job {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let format = arguments.job.is_none().then_some(arguments.log_format);
+    let is_lasting = matches!(arguments.job, None | Some(Job::Announce { .. }));
+    let format = is_lasting.then_some(arguments.log_format);
     control::start_log(arguments.log, format);
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
         (Some(Job::Check { file: Some(file) }), None)
         | (Some(Job::Check { file: None }), Some(file)) => control::check(&file),
+        (Some(Job::Announce { services, pause }), _) => logged(control::announce(&services, pause)),
         (Some(Job::InstallFiles { share }), _) => install_files(&share),
         (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),
     };
@@ -73,13 +84,15 @@ fn serve(file: PathBuf) -> bool {
         }
     };
     raise_limits();
-    match control::run(declared) {
-        Ok(()) => true,
-        Err(sentence) => {
-            tracing::error!("{sentence}");
-            false
-        }
+    logged(control::run(declared))
+}
+
+/// Logs the error; returns whether there is none.
+fn logged(outcome: Result<(), String>) -> bool {
+    if let Err(sentence) = &outcome {
+        tracing::error!("{sentence}");
     }
+    outcome.is_ok()
 }
 
 fn install_files(share: &Path) -> bool {

@@ -1,19 +1,30 @@
 //! Announces discovery by multicast DNS: a service `_nvme-disc._udp` for each listener, with the
 //! name of the discovery subsystem (`nqn`) and the transport (`p=roce`).
 //!
-//! The thread of the library runs only while services are announced. Errors are logged: the target
-//! serves without announcements.
+//! The library keeps every record that another machine on the link sends, for as long as that wants,
+//! and reads before it heeds a command. So a process of its own announces, which begins anew if it
+//! has too much memory. Errors are logged: the target serves without announcements.
 //!
 //! Source: NVMe TP8009, "Automated Discovery of Ethernet Discovery Controllers".
 
+use std::fmt::Display;
 use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::telemetry::process;
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
-use nvme::Nqn;
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+use tokio::time::interval;
 use tracing::{info, warn};
+
+use super::{ControlRequest, block_on, logging, signals};
 
 /// NVMe discovery over UDP, the transport of RoCEv2.
 const SERVICE: &str = "_nvme-disc._udp.local.";
@@ -21,8 +32,31 @@ const SERVICE: &str = "_nvme-disc._udp.local.";
 /// Time limit for withdrawing a service, and for the end of the library's thread.
 const GOODBYE: Duration = Duration::from_millis(500);
 
+/// Time limit for the end of the process.
+const END: Duration = Duration::from_secs(2);
+
+/// Memory of the process with which it begins anew: it needs a fifth of that.
+const MEMORY_MAX_BYTES: u64 = 64 << 20;
+
+/// How long it pauses before, so that an attacker cannot keep a CPU busy.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Interval between two looks at its memory.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// The file of this program, also after an upgrade has replaced it.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// Services to announce.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+struct Announcement {
+    /// The name of this machine in them.
+    host: String,
+    services: Vec<Service>,
+}
+
 /// An announced service.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Service {
     /// Its instance name.
     instance: String,
@@ -30,16 +64,14 @@ struct Service {
     address: Option<IpAddr>,
     port: u16,
     /// The discovery subsystem.
-    nqn: Nqn,
+    nqn: String,
 }
 
-/// The announced services.
+/// The announced services, and the process that announces them while its input is open.
 #[derive(Default)]
 pub(super) struct Announcer {
-    daemon: Option<ServiceDaemon>,
-    services: Vec<Service>,
-    /// Their full names.
-    names: Vec<String>,
+    announced: Announcement,
+    process: Option<Child>,
 }
 
 impl Announcer {
@@ -48,46 +80,38 @@ impl Announcer {
     /// another machine, and choose other names.
     pub(super) fn update(&mut self, config: &Config) {
         let host = host_name(&fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default());
-        let wanted = services(config, &host);
-        if wanted == self.services {
+        let wanted = Announcement { services: services(config, &host), host };
+        let is_done = match &mut self.process {
+            Some(process) => matches!(process.try_wait(), Ok(None)),
+            None => wanted.services.is_empty(),
+        };
+        if is_done && wanted.services == self.announced.services {
             return;
         }
         self.end();
-        for service in &wanted {
-            match self.announce(service, &host) {
-                Ok(name) => {
-                    info!(name, port = service.port, "announced by multicast DNS");
-                    self.names.push(name);
-                }
-                Err(error) => warn!("cannot announce discovery by multicast DNS: {error}"),
+        if !wanted.services.is_empty() {
+            match start(&wanted) {
+                Ok(process) => self.process = Some(process),
+                Err(error) => warn!("{}", cannot(&error)),
             }
         }
-        self.services = wanted;
-    }
-
-    fn announce(&mut self, service: &Service, host: &str) -> mdns_sd::Result<String> {
-        let daemon = match self.daemon.take() {
-            Some(daemon) => daemon,
-            None => ServiceDaemon::new()?,
-        };
-        let daemon = self.daemon.insert(daemon);
-        let info = info(service, host)?;
-        let name = info.get_fullname().to_owned();
-        daemon.register(info)?;
-        Ok(name)
+        self.announced = wanted;
     }
 
     /// Withdraws all services.
     fn end(&mut self) {
-        self.services.clear();
-        let Some(daemon) = self.daemon.take() else { return };
-        for name in self.names.drain(..) {
-            if let Ok(done) = daemon.unregister(&name) {
-                let _ = done.recv_timeout(GOODBYE);
+        self.announced.services.clear();
+        let Some(mut process) = self.process.take() else { return };
+        drop(process.stdin.take());
+        let deadline = Instant::now() + END;
+        while matches!(process.try_wait(), Ok(None)) {
+            if Instant::now() >= deadline {
+                // It may have ended meanwhile.
+                let _ = process.kill();
+                let _ = process.wait();
+                return;
             }
-        }
-        if let Ok(done) = daemon.shutdown() {
-            let _ = done.recv_timeout(GOODBYE);
+            sleep(Duration::from_millis(5));
         }
     }
 }
@@ -96,6 +120,93 @@ impl Announcer {
 impl Drop for Announcer {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// Starts the process, in a group of its own: a terminal interrupts the daemon, which ends it.
+fn start(wanted: &Announcement) -> io::Result<Child> {
+    let mut command = Command::new(PROGRAM);
+    command.args(logging::arguments()).arg("announce").arg(serde_json::to_string(wanted)?);
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
+}
+
+/// The process: announces until its input ends, or a signal requests that. `pauses`: begins later.
+///
+/// # Errors
+/// One sentence: why it cannot announce.
+pub fn announce(wanted: &str, pauses: bool) -> Result<(), String> {
+    let wanted: Announcement =
+        serde_json::from_str(wanted).map_err(|error| format!("no services: {error}"))?;
+    block_on(async {
+        let mut asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
+        let mut input = spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink()));
+        let mut announced = None;
+        let mut look = interval(LOOK);
+        let start = Instant::now() + if pauses { PAUSE } else { Duration::ZERO };
+        loop {
+            tokio::select! {
+                _ = &mut input => break,
+                Some(ControlRequest::Stop) = asks.recv() => break,
+                _ = look.tick() => {}
+            }
+            if announced.is_none() && Instant::now() >= start {
+                announced = Some(register(&wanted)?);
+            }
+            if process::look().resident_bytes.is_some_and(|bytes| bytes > MEMORY_MAX_BYTES) {
+                return Err(begin_anew().to_string());
+            }
+        }
+        if let Some((daemon, names)) = announced {
+            withdraw(&daemon, &names);
+        }
+        Ok(())
+    })
+}
+
+/// Replaces the process by a new one, which has none of the records. Returns an error only.
+fn begin_anew() -> io::Error {
+    warn!(
+        "other machines have sent more than {} MiB of records by multicast DNS: announced again in \
+         {} s",
+        MEMORY_MAX_BYTES >> 20,
+        PAUSE.as_secs()
+    );
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--pause");
+    Command::new(PROGRAM).args(arguments).arg("--pause").exec()
+}
+
+/// Announces all services; returns their full names.
+fn register(wanted: &Announcement) -> Result<(ServiceDaemon, Vec<String>), String> {
+    let daemon = ServiceDaemon::new().map_err(|error| cannot(&error))?;
+    let mut names = Vec::new();
+    for service in &wanted.services {
+        let named = info(service, &wanted.host).and_then(|info| {
+            let name = info.get_fullname().to_owned();
+            daemon.register(info).map(|()| name)
+        });
+        match named {
+            Ok(name) => {
+                info!(name, port = service.port, "announced by multicast DNS");
+                names.push(name);
+            }
+            Err(error) => warn!("{}", cannot(&error)),
+        }
+    }
+    Ok((daemon, names))
+}
+
+fn cannot(error: &dyn Display) -> String {
+    format!("cannot announce discovery by multicast DNS: {error}")
+}
+
+fn withdraw(daemon: &ServiceDaemon, names: &[String]) {
+    for name in names {
+        if let Ok(done) = daemon.unregister(name) {
+            let _ = done.recv_timeout(GOODBYE);
+        }
+    }
+    if let Ok(done) = daemon.shutdown() {
+        let _ = done.recv_timeout(GOODBYE);
     }
 }
 
@@ -110,7 +221,7 @@ fn services(config: &Config, host: &str) -> Vec<Service> {
             instance: format!("{host}-{}", listener.id),
             address: (!ip.is_unspecified()).then_some(ip),
             port: listener.address.port(),
-            nqn: config.discovery.nqn,
+            nqn: config.discovery.nqn.to_string(),
         }
     };
     config.listeners.iter().map(service).collect()

@@ -45,6 +45,7 @@ use systemd::ServiceNotifier;
 
 pub use check::check;
 pub use logging::{LogFormat, start as start_log};
+pub use mdns::announce;
 
 /// Time for commands in flight after a stop was requested.
 const STOP_BUDGET: Duration = Duration::from_secs(5);

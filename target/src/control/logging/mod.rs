@@ -25,6 +25,9 @@ use tracing_subscriber::{fmt, registry};
 /// Handle to change the level while the process runs.
 static FILTER: OnceLock<Handle<LevelFilter, Registry>> = OnceLock::new();
 
+/// The format of the lines.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
 /// The daemon serves, or has served.
 static SERVING: AtomicBool = AtomicBool::new(false);
 
@@ -64,6 +67,17 @@ pub fn start(level: LevelFilter, format: Option<LogFormat>) {
     };
     debug_assert!(started.is_ok(), "logging is started once");
     let _ = FILTER.set(handle);
+    let _ = FORMAT.set(format.unwrap_or(LogFormat::Text));
+}
+
+/// The arguments for another process of this program that logs like this one.
+pub(super) fn arguments() -> Vec<String> {
+    let format = match FORMAT.get() {
+        Some(LogFormat::Json) => "json",
+        Some(LogFormat::Text) | None => "text",
+    };
+    let level = level().unwrap_or(LevelFilter::INFO);
+    vec![format!("--log={level}"), format!("--log-format={format}")]
 }
 
 /// The log level; `None` if logging was not started.
