@@ -2,7 +2,8 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::net::TcpListener;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::Examination;
 use crate::blockdev::{Below, OpenError, Torn, another_machine};
 use crate::config::{
-    AuthenticationConfig, Config, ConfigErrors, KeyReader, Missing, NamespaceConfig, NamespaceKind,
-    Size, given_state_directory,
+    AuthenticationConfig, Config, ConfigErrors, KeyReader, ManagementConfig, Missing,
+    NamespaceConfig, NamespaceKind, Size, given_state_directory,
 };
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::probes::{self, Probed, probe_all};
 use crate::provision::devices::DeviceTable;
+use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
 use nix::unistd::Group;
@@ -45,7 +47,8 @@ pub fn check(file: &Path) -> bool {
     good &= state_directory(config);
     good &= addresses(config);
     good &= backing_stores(config);
-    good &= management_group(config);
+    good &= management(config);
+    good &= capture(config);
     good &= keys(config);
     // A closed stdout is no error.
     let _ = write!(io::stdout(), "{config}");
@@ -91,8 +94,7 @@ fn addresses(config: &Config) -> bool {
 /// devices that do not survive a power loss.
 fn backing_stores(config: &Config) -> bool {
     let mut good = true;
-    // A daemon that has locked the directory has its files and devices too.
-    let is_served = config.state_directory.as_deref().is_some_and(StateDirLock::is_held);
+    let is_served = is_served(config);
     let checks = look_at_all(config, &BlockingPool::default(), is_served);
     for warning in media_warnings(&checks) {
         warn!("{warning}");
@@ -130,18 +132,70 @@ fn usable_state_directory(config: &Config) -> Option<&Path> {
     config.state_directory.as_deref().filter(|directory| directory.is_dir())
 }
 
-/// Checks that the group of the management API exists.
-fn management_group(config: &Config) -> bool {
-    let management = &config.management;
-    let Some(name) = management.group.as_ref().filter(|_| management.enabled) else { return true };
-    let is_there = Group::from_name(name).is_ok_and(|group| group.is_some());
-    if !is_there {
-        error!(
+/// Whether a daemon has locked the state directory: it has the files, devices and addresses too.
+fn is_served(config: &Config) -> bool {
+    config.state_directory.as_deref().is_some_and(StateDirLock::is_held)
+}
+
+/// Checks what the management API needs to start: its group, socket and address.
+fn management(config: &Config) -> bool {
+    let ManagementConfig { enabled: true, socket, group, http, .. } = &config.management else {
+        return true;
+    };
+    let mut mistakes = Vec::new();
+    if let Some(name) = group
+        && !Group::from_name(name).is_ok_and(|group| group.is_some())
+    {
+        mistakes.push(format!(
             "`group` in [management]: there is no group {name:?} on this machine: make it, or name \
              another one"
+        ));
+    }
+    if let Some(socket) = socket {
+        let shown = socket.display();
+        match fs::symlink_metadata(socket) {
+            Ok(found) if !found.file_type().is_socket() => mistakes.push(format!(
+                "management.socket {shown} is there and is no socket: remove it, or name another"
+            )),
+            Err(_) if !has_directory(socket) => warn!(
+                "management.socket {shown}: its directory does not exist, so the daemon does not \
+                 start unless the service manager makes it (RuntimeDirectory=)"
+            ),
+            _ => {}
+        }
+    }
+    if let Some(at) = http
+        && let Err(error) = TcpListener::bind(at)
+    {
+        let (is_in_use, directory) =
+            (error.kind() == ErrorKind::AddrInUse, config.state_directory.as_deref());
+        match is_in_use && directory.is_none_or(|directory| StateDir(directory).is_denied("lock")) {
+            true => warn!("management.http {at} is in use, by this daemon or another program"),
+            false if is_in_use && is_served(config) => {}
+            false => {
+                mistakes.push(format!("management.http {at} cannot be had: {error}: name another"));
+            }
+        }
+    }
+    mistakes.iter().for_each(|mistake| error!("{mistake}"));
+    mistakes.is_empty()
+}
+
+/// Checks that the file of a capture can be made.
+fn capture(config: &Config) -> bool {
+    let Some(path) = config.capture.as_ref().map(|capture| &capture.path) else { return true };
+    let good = has_directory(path) && !path.is_dir();
+    if !good {
+        error!(
+            "[capture] cannot write packets to {}: name a file in a directory that exists",
+            path.display()
         );
     }
-    is_there
+    good
+}
+
+fn has_directory(path: &Path) -> bool {
+    path.parent().is_some_and(Path::is_dir)
 }
 
 /// Checks the keys of hosts, and the list of hosts that have had keys.
@@ -205,6 +259,45 @@ struct PathCheck {
     seen: Result<Option<String>, String>,
     below: Below,
     block_bytes: u32,
+    file: Option<FileId>,
+}
+
+/// Identity of the file or device of a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FileId {
+    /// Device and inode number; of a device its own number.
+    id: (u64, u64),
+    /// Whether other namespaces may have it.
+    shares: bool,
+}
+
+impl FileId {
+    fn of(namespace: &NamespaceConfig) -> Option<FileId> {
+        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
+        let found = fs::metadata(path).ok()?;
+        let id = match found.file_type().is_block_device() {
+            true => (u64::MAX, found.rdev()),
+            false => (found.dev(), found.ino()),
+        };
+        Some(FileId { id, shares: namespace.read_only || namespace.shared })
+    }
+
+    fn excludes(self, other: FileId) -> bool {
+        self.id == other.id && !(self.shares && other.shares)
+    }
+}
+
+/// Finds namespaces in the file of an earlier one, by another path.
+fn exclude_same_files(checks: &mut [PathCheck], missing: Missing) {
+    for at in 1..checks.len() {
+        let (earlier, later) = checks.split_at_mut(at);
+        let Some(PathCheck { seen, file: Some(file), .. }) = later.first_mut() else { continue };
+        let has_it = |check: &&PathCheck| check.file.is_some_and(|other| other.excludes(*file));
+        if let (Some(first), Ok(None)) = (earlier.iter().find(has_it), &seen) {
+            let why = format!("its file is that of {} too: serve it once", first.place);
+            *seen = if missing == Missing::Wait { Ok(Some(why)) } else { Err(why) };
+        }
+    }
 }
 
 /// Probes all namespaces together. `is_served`: a daemon has their files locked.
@@ -212,18 +305,23 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
     let served = Arc::new(Served::load(config.state_directory.as_deref()));
     let missing = config.missing;
     let probed = probe_all(config, opening, move |_, namespace| {
-        look_at(namespace, &served, is_served, missing)
+        let (pending, below) = look_at(namespace, &served, is_served, missing)?;
+        Ok((pending, below, FileId::of(namespace)))
     });
     let seen = probed.into_iter().map(|Probed { nqn, namespace, outcome, hangs }| {
-        let (seen, below) = match outcome {
-            Err(why) if hangs && missing == Missing::Wait => (Ok(Some(why)), Below::default()),
-            Err(why) => (Err(why), Below::default()),
-            Ok((pending, below)) => (Ok(pending), below),
+        let (seen, below, file) = match outcome {
+            Err(why) if hangs && missing == Missing::Wait => {
+                (Ok(Some(why)), Below::default(), None)
+            }
+            Err(why) => (Err(why), Below::default(), None),
+            Ok((pending, below, file)) => (Ok(pending), below, file),
         };
         let place = format!("{nqn}, namespace {}", namespace.nsid);
-        PathCheck { place, seen, below, block_bytes: namespace.block_size_bytes }
+        PathCheck { place, seen, below, block_bytes: namespace.block_size_bytes, file }
     });
-    seen.collect()
+    let mut checks: Vec<PathCheck> = seen.collect();
+    exclude_same_files(&mut checks, missing);
+    checks
 }
 
 /// Checks whether the store of a namespace can be served; returns the reason if it would be pending,
@@ -247,7 +345,10 @@ fn look_at(
     let why = availability::store(namespace, served.before(path).as_deref());
     match why.filter(|_| missing == Missing::Wait) {
         Some(why) => Ok((Some(why), Below::default())),
-        None => look(namespace, is_served).map(|pending| (pending, below(namespace))),
+        None => match look(namespace, is_served)? {
+            Some(why) if missing == Missing::Fail => Err(why),
+            pending => Ok((pending, below(namespace))),
+        },
     }
 }
 
@@ -315,9 +416,22 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
                 !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
             let other = || another_machine(path, &open).filter(|_| !is_served);
             let locked = format!("{shown} is in use: a lock on it is held");
-            Ok(is_locked.then_some(locked).or_else(other))
+            let claimed = || claimed(path, &open, namespace).filter(|_| !is_served);
+            Ok(is_locked.then_some(locked).or_else(other).or_else(claimed))
         }
     }
+}
+
+/// Reason why the daemon cannot open a block device exclusively. Daemons that share it can.
+fn claimed(path: &Path, device: &File, namespace: &NamespaceConfig) -> Option<String> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    let is_busy = opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
+    let shares = || FileId::of(namespace).is_some_and(|file| file.shares);
+    let is_shared = || shares() && matches!(device.try_lock(), Err(TryLockError::WouldBlock));
+    (is_busy && !is_shared()).then(|| {
+        let shown = path.display();
+        format!("{shown} is mounted or in use elsewhere: unmount it or choose another")
+    })
 }
 
 /// Formats an error: a file that this user may not open may be accessible to the daemon.
@@ -410,6 +524,92 @@ mod tests {
         assert!(found[2].as_ref().unwrap_err().contains("does not exist"));
     }
 
+    /// A start serves the first of them, and the others are pending.
+    #[test]
+    fn a_file_of_two_namespaces_is_reported_by_whatever_path() {
+        let directory = tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("a"), [0; 8192]).unwrap();
+        std::os::unix::fs::symlink(at("a"), at("link")).unwrap();
+        fs::hard_link(at("a"), at("name")).unwrap();
+        let mut config = Config::parse(&format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\n[[subsystem.namespace]]\nnsid = 1\npath = \
+             {:?}\n[[subsystem.namespace]]\nnsid = 2\npath = {:?}\n[[subsystem.namespace]]\nnsid \
+             = 3\npath = {:?}\n",
+            at("a"),
+            at("link"),
+            at("name")
+        ))
+        .unwrap();
+        let told = |config: &Config| -> Vec<_> {
+            let checks = look_at_all(config, &BlockingPool::default(), false);
+            checks.into_iter().map(|look| look.seen).collect()
+        };
+        let pending = told(&config);
+        assert_eq!(pending[0], Ok(None));
+        for later in &pending[1..] {
+            let why = later.as_ref().unwrap().as_ref().unwrap();
+            assert!(why.contains("is that of nqn.2026-11.io.nvmfd:a, namespace 1 too"), "{why}");
+        }
+        config.missing = Missing::Fail;
+        assert!(told(&config)[1].is_err());
+        config.subsystems[0].namespaces.iter_mut().for_each(|each| each.read_only = true);
+        assert_eq!(told(&config), [Ok(None), Ok(None), Ok(None)]);
+    }
+
+    /// On a machine whose root file system is on a device that this user may read.
+    #[test]
+    fn a_mounted_device_is_reported_as_in_use() {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        let sources = mounts.lines().filter_map(|line| line.split(' ').next());
+        let mut devices = sources.filter(|source| {
+            fs::metadata(source).is_ok_and(|found| found.file_type().is_block_device())
+                && File::open(source).is_ok()
+        });
+        let Some(device) = devices.next() else { return };
+        let mounted = NamespaceConfig {
+            read_only: true,
+            block_size_bytes: 512,
+            ..namespace(Path::new(device), None)
+        };
+        let why = look(&mounted, false).unwrap().unwrap();
+        assert!(why.contains("is mounted or in use elsewhere"), "{why}");
+        assert_eq!(look(&mounted, true), Ok(None), "the daemon's own");
+        let served = Served::load(None);
+        assert_eq!(look_at(&mounted, &served, false, Missing::Fail).unwrap_err(), why);
+    }
+
+    /// Each of them ends a start, and so a restart after a good check.
+    #[test]
+    fn management_and_capture_settings_that_prevent_a_start_are_errors() {
+        let directory = tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let config = |text: String| {
+            let state = directory.path();
+            Config::parse(&format!("state_directory = {state:?}\n{text}")).unwrap()
+        };
+        let http = |at| config(format!("[management]\nhttp = \"{at}\""));
+        let socket = |path: &Path| config(format!("[management]\nsocket = {path:?}"));
+        let packets = |path: &Path| config(format!("[capture]\npath = {path:?}"));
+        let at = held.local_addr().unwrap();
+        assert!(!management(&http(at)), "another program has it");
+        {
+            let _daemon = StateDirLock::take(directory.path()).unwrap();
+            assert!(management(&http(at)), "the daemon itself");
+        }
+        drop(held);
+        assert!(management(&http(at)));
+        assert!(!management(&socket(&file)), "no socket");
+        assert!(management(&socket(&directory.path().join("new"))));
+        assert!(management(&socket(Path::new("/run/nvmfd-none/s"))), "systemd may make it");
+        assert!(capture(&config(String::new())) && capture(&packets(&file)));
+        assert!(!capture(&packets(Path::new("/nonexistent/packets.pcapng"))));
+        assert!(!capture(&packets(directory.path())));
+    }
+
     #[test]
     fn volatile_storage_is_detected_for_new_and_writable_files() {
         let memory = Path::new("/dev/shm");
@@ -432,6 +632,7 @@ mod tests {
             seen: Ok(None),
             below: Below { power_fail_atomic_bytes: whole, volatile: None },
             block_bytes: 4096,
+            file: None,
         };
         assert_eq!(media_warnings(&[check("a", Some(4096)), check("b", None)]), [""; 0]);
         let mut checks = [check("a", Some(512)), check("b", Some(4096)), check("c", Some(1024))];
