@@ -50,8 +50,9 @@ fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
             of_image(place, image, probes::image(namespace, image, cluster))
         }
         NamespaceKind::File { path, size } => {
-            match (size.is_some() && !namespace.read_only) || path.exists() {
-                true => direct(place, path, try_direct(path)),
+            let writes = !namespace.read_only;
+            match (size.is_some() && writes) || path.exists() {
+                true => direct(place, path, try_direct(path, writes)),
                 false => absent(place, path, namespace.read_only),
             }
         }
@@ -61,12 +62,12 @@ fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
     }
 }
 
-/// Opens an existing file for direct I/O, or creates and removes a file beside the path of a
-/// missing one.
-fn try_direct(path: &Path) -> io::Result<()> {
+/// Opens an existing file for direct I/O as the daemon does, or creates and removes a file beside
+/// the path of a missing one.
+fn try_direct(path: &Path, writes: bool) -> io::Result<()> {
     let open = |path: &Path, make: bool| {
         let mut options = OpenOptions::new();
-        options.read(true).write(make).create_new(make).mode(0o600);
+        options.read(true).write(writes || make).create_new(make).mode(0o600);
         options.custom_flags(libc::O_DIRECT | libc::O_NONBLOCK).open(path).map(drop)
     };
     match open(path, false) {
@@ -191,22 +192,26 @@ mod tests {
     fn direct_io_is_tried_on_real_files() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = directory.path().join("disk.img");
-        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "supports direct I/O");
+        says(&direct("namespace 1", &path, try_direct(&path, true)), Fine, "supports direct I/O");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
         fs::write(&path, [0; 4096]).unwrap();
-        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "supports direct I/O");
+        says(&direct("namespace 1", &path, try_direct(&path, true)), Fine, "supports direct I/O");
         let below = path.join("x");
-        says(&direct("namespace 1", &below, try_direct(&below)), Problem, "disk.img/x");
+        says(&direct("namespace 1", &below, try_direct(&below, true)), Problem, "disk.img/x");
         let nowhere = directory.path().join("no/disk.img");
-        says(&direct("namespace 1", &nowhere, try_direct(&nowhere)), Problem, "no/disk.img");
+        says(&direct("namespace 1", &nowhere, try_direct(&nowhere, true)), Problem, "no/disk.img");
         let device = Path::new("/dev/nvmfd-no-such-device");
-        says(&direct("namespace 1", device, try_direct(device)), Problem, "no-such-device");
+        says(&direct("namespace 1", device, try_direct(device, true)), Problem, "no-such-device");
         assert!(!device.exists(), "nothing is made among the devices");
         // procfs has no direct I/O.
         let other = Path::new("/proc/version");
-        let finding = direct("namespace 1", other, try_direct(other));
+        let finding = direct("namespace 1", other, try_direct(other, false));
         says(&finding, Problem, "/proc/version");
         assert!(finding.remedy.contains("O_DIRECT"), "{finding}");
+        // Nobody, not even root, may write to a program that runs.
+        let busy = std::env::current_exe().unwrap();
+        says(&direct("namespace 1", &busy, try_direct(&busy, false)), Fine, "supports direct I/O");
+        says(&direct("namespace 1", &busy, try_direct(&busy, true)), Problem, "busy");
         for errno in [libc::EACCES, libc::EROFS, libc::ENXIO, libc::EIO] {
             let failed = Err(io::Error::from_raw_os_error(errno));
             says(&direct("namespace 1", &path, failed), Problem, "disk.img");
