@@ -288,6 +288,14 @@ mod tests {
         }
     }
 
+    /// A daemon that is installed later may be a gateway of another group.
+    #[test]
+    fn a_purge_of_the_debian_package_removes_the_copy() {
+        let script = include_str!("../../../configs/debian/postrm");
+        let names = script.lines().find_map(|line| line.trim().strip_prefix("for name in "));
+        assert!(names.unwrap().split(' ').any(|name| name == COPY), "{names:?}");
+    }
+
     #[test]
     fn a_version_that_does_not_match_the_text_is_rejected() {
         let one = SharedConfig::after(0, "a = 1".to_owned(), "a", 7);
