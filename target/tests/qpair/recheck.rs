@@ -12,7 +12,7 @@ use nvme::reservation::{
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{IoOpcode, Sgl, Sqe, Status};
 use nvmfd::blockdev::DeviceId;
-use nvmfd::core::message::mailbox;
+use nvmfd::core::message::{Message, mailbox};
 use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::offload::{Job, ReservationRequest};
@@ -307,5 +307,56 @@ fn waiting_commands_are_rechecked_against_changes_before_they_start() {
                 assert!(rest.iter().all(|(_, s)| s.is(Status::ABORTED_FAILED_FUSED)), "{what}");
             }
         }
+    }
+}
+
+/// The registry does not apply reservations to an association whose admin queue is gone, and an I/O
+/// queue on another reactor closes later.
+#[test]
+fn writes_of_an_ended_association_are_not_executed_after_a_reservation() {
+    for wait in [Wait::Pull, Wait::Claim] {
+        let (sender, message) = mailbox().unwrap();
+        let mut worker = NamespaceStateWorker::new();
+        let mut world = World::new();
+        let subsystem = subsystem();
+        let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
+        let workers = Workers::default().with_ns_state(worker.sender());
+        world.replace(Registry::new(vec![sender], 8, 70), workers);
+        world.registry.publish(Arc::new(subsystem));
+        let (mut queue, admin, posted) = io_queue(&mut world);
+        let shared = Arc::clone(&world.shared);
+        let ticket = (wait == Wait::Claim).then(|| {
+            let (at, len) = (0, SIZE as u64);
+            let claim = RangeLock { backing: DeviceId(0), at, len, alone: true, reactor: 0 };
+            shared.range_locks.claim(claim).0
+        });
+        let write = Sqe::io(IoOpcode::WRITE, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
+        world.send(&mut queue, &write.with_cid(FIRST), &[]);
+        if wait == Wait::Claim {
+            assert!(world.fabric_step(&mut queue), "pulled");
+        }
+        world.registry.admin_closed(queue.association().unwrap());
+        let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
+        for order in [
+            Order::Register(Register(0), RegisterKeys { current: 0, new: 1 }),
+            Order::Acquire(how, AcquireKeys { current: 1, preempt: 0 }),
+        ] {
+            let of = vec![Arc::clone(&reservation)];
+            let request = ReservationRequest { of, host: OTHER, order, reactor: 0, tag: 0 };
+            assert!(world.shared.offload.submit(Job::Reserve(request)));
+            worker.catch_up(&world.registry);
+        }
+        let answers = std::iter::from_fn(|| message.take());
+        let answers = answers.filter(|it| matches!(it, Message::Answer(it) if it.outcome.is_ok()));
+        assert_eq!((answers.count(), reservation.state().holds(&OTHER)), (2, true));
+        ticket.into_iter().for_each(|ticket| shared.range_locks.give_up(ticket));
+        world.fabric_step(&mut queue);
+        queue.tick(&mut world.io());
+        assert!(world.disk.backings.is_empty(), "{wait:?}: stored after the Acquire was answered");
+        while world.fabric_step(&mut queue) {}
+        // Without Do Not Retry, so that it reaches no file system.
+        let told: Vec<_> = world.completions.drain(..).map(|cqe| (cqe.cid, cqe.status)).collect();
+        assert_eq!(told, [(FIRST, Status::ABORTED_SQ_DELETION.with_more(true))], "{wait:?}");
+        end_both(world, queue, admin, posted);
     }
 }

@@ -56,7 +56,8 @@ impl QueueRole {
         matches!(self, QueueRole::Io { .. })
     }
 
-    /// Whether this is an I/O queue whose controller was reset or no longer exists.
+    /// Whether this is an I/O queue whose controller was reset or no longer exists. Reservations and
+    /// ANA states of a controller that no longer exists do not change any more.
     #[inline]
     pub(super) fn is_stale(&self) -> bool {
         match self {
@@ -85,6 +86,9 @@ impl QueueRole {
     #[inline(always)]
     pub(super) fn may_store(&self, nsid: u32, backing: DeviceId, blocks: (u64, u32)) -> bool {
         let QueueRole::Io { association, subsystem, .. } = self else { return false };
+        if !association.is_ready() {
+            return false;
+        }
         reached(association, subsystem, nsid)
             .is_some_and(|(namespace, barred)| rules::may_store(backing, blocks, namespace, barred))
     }
@@ -98,6 +102,10 @@ impl QueueRole {
     ) -> Result<(), Status> {
         // Commands of an admin queue are for its whole subsystem.
         let QueueRole::Io { association, subsystem, .. } = self else { return Ok(()) };
+        if self.is_stale() {
+            // Without Do Not Retry: this queue is about to close, and its host tries another path.
+            return Err(Status::ABORTED_SQ_DELETION);
+        }
         let (namespace, barred) = access(association, subsystem, entry.sqe.nsid)?;
         rules::may_begin(&entry.sqe, &entry.plan, range, namespace, barred)
     }
