@@ -19,6 +19,7 @@ use crate::core::sched::offload::{
     BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest,
 };
 use crate::core::sched::{DrainBarrier, DrainScope};
+use crate::core::subsystem::Namespace;
 use crate::core::subsystem::reservation::Barred;
 
 /// Messages to the worker.
@@ -34,6 +35,17 @@ pub enum NamespaceStateMessage {
     Drained(u64),
     /// Stop: there are no more requests.
     Stop,
+}
+
+/// Checks a namespace for [`Namespace::check_loaded`], if it is still the one that a request is for.
+fn check_loaded(
+    registry: &Registry,
+    (nqn, nsid): (&Nqn, u32),
+    is_it: impl Fn(&Namespace) -> bool,
+) -> Result<(), Status> {
+    let Some(subsystem) = registry.subsystem(nqn) else { return Ok(()) };
+    let namespace = subsystem.namespace(nsid).ok().filter(|it| is_it(it));
+    namespace.map_or(Ok(()), Namespace::check_loaded)
 }
 
 /// Checks whether blocks may be made unreadable now: earlier requests may have preempted the host,
@@ -114,7 +126,9 @@ impl NamespaceStateWorker {
         let asker = ReplyTo::Reactor(ask.reactor, ask.tag);
         let mut fences = Vec::new();
         for reservation in &ask.of {
-            match reservation.carry_out(&ask.host, &ask.order) {
+            let place = (&reservation.subsystem, reservation.nsid);
+            let loaded = check_loaded(registry, place, |it| it.reservation == *reservation);
+            match loaded.and_then(|()| reservation.carry_out(&ask.host, &ask.order)) {
                 Ok(effect) => {
                     registry.apply_reservation(reservation);
                     registry.notify(reservation, &effect.notices);
@@ -140,7 +154,9 @@ impl NamespaceStateWorker {
     /// protected, and the request is completed, when no earlier command can change it any more.
     fn protect(&mut self, wish: WriteProtectRequest, registry: &Registry) {
         for protection in &wish.of {
-            match protection.change(wish.state) {
+            let place = (&protection.subsystem, protection.nsid);
+            let loaded = check_loaded(registry, place, |it| it.protection == *protection);
+            match loaded.and_then(|()| protection.change(wish.state)) {
                 Ok(true) => registry.announce(&protection.subsystem, protection.nsid),
                 Ok(false) => {}
                 Err(status) => return answer(registry, &wish.from, Err(status)),

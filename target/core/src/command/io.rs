@@ -306,6 +306,7 @@ fn reservation_report(
     if namespace.is_shared() {
         return Err(Status::INVALID_OPCODE.with_dnr());
     }
+    namespace.check_loaded()?;
     let report = Report::parse(sqe);
     if !report.extended {
         return Err(Status::HOST_ID_INCONSISTENT.with_dnr());
@@ -658,6 +659,8 @@ mod tests {
         refused(&long.emit(1, keyed(4096)), Status::INVALID_FIELD);
         let long = Report { numd_z: 1 << 18, ..report };
         refused(&long.emit(1, keyed((1 << 20) + 4)), Status::INVALID_FIELD);
+        subsystem.namespaces[0].health.set_standby(true);
+        assert_eq!(ask(&report.emit(1, keyed(4096))), Err(Status::ANA_INACCESSIBLE));
     }
 
     /// Of the random commands below few are Writes that are barred for one reason alone.

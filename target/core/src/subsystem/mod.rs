@@ -92,6 +92,18 @@ impl Namespace {
         self.read_only || self.protection.is_on()
     }
 
+    /// Checks that its reservation and its write protection are known. Of an image in standby they are
+    /// loaded when this gateway acquires it; until then another one may have changed them.
+    ///
+    /// # Errors
+    /// ANA Inaccessible; Namespace Not Ready if it is down, too.
+    pub fn check_loaded(&self) -> Result<(), Status> {
+        match self.health.is_standby() {
+            true => self.health.rejects(false).map_or(Ok(()), Err),
+            false => Ok(()),
+        }
+    }
+
     /// Whether other daemons serve its blocks as well. Features that must bind all hosts,
     /// such as reservations and fused commands, are not offered then.
     #[must_use]

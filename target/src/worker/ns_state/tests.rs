@@ -20,8 +20,10 @@ use crate::core::registry::testing::visit;
 use crate::core::sched::Offload;
 use crate::core::sched::offload::Job;
 use crate::core::subsystem::Subsystem;
+use crate::core::subsystem::reservation::testing::reserve;
 use crate::core::subsystem::reservation::{Barred, HostId, Order, Reservation};
 use crate::core::subsystem::testing::sample;
+use crate::core::subsystem::write_protect::Protection;
 use crate::state::namespace_state::NamespaceFile;
 use crate::worker::Workers;
 use crate::worker::ns_state::*;
@@ -186,6 +188,41 @@ fn a_reservation_that_is_no_longer_served_bars_no_host() {
     let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
     scene.does(A, take).unwrap();
     assert_eq!(scene.b.reservations.barred(1), Barred(0), "the namespace has another one now");
+}
+
+/// The gateway that serves the image may have changed both since they were loaded here.
+#[test]
+fn requests_for_a_namespace_in_standby_change_no_persisted_state() {
+    let scene = Scene::new();
+    scene.register(A, 1);
+    let file = || NamespaceFile::new(scene.directory.path(), Uuid::nil());
+    let mut subsystem = sample();
+    subsystem.namespaces[0].reservation = Arc::clone(&scene.reservation);
+    let protection = Protection::kept(subsystem.nqn, 1, file()).unwrap();
+    subsystem.namespaces[0].protection = Arc::clone(&protection);
+    let health = Arc::clone(&subsystem.namespaces[0].health);
+    scene.registry.publish(Arc::new(subsystem));
+    while scene.message.take().is_some() {}
+    health.set_standby(true);
+    // The other gateway answers B.
+    let other = Reservation::kept(sample().nqn, 1, file()).unwrap();
+    reserve(&other, B);
+    let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
+    let protect = || {
+        let from = ReplyTo::Reactor(0, 7);
+        let (of, state) = (vec![Arc::clone(&protection)], WriteProtectState::PROTECTED);
+        let request = WriteProtectRequest { of, state, from };
+        assert!(scene.workers.submit(Job::Protect(request)));
+        scene.outcome()
+    };
+    assert_eq!(scene.does(A, take), Err(Status::ANA_INACCESSIBLE));
+    assert_eq!(protect(), Err(Status::ANA_INACCESSIBLE));
+    let persisted = Reservation::kept(sample().nqn, 1, file()).unwrap();
+    assert_eq!(persisted.state(), other.state());
+    // This one takes it.
+    scene.reservation.reload().unwrap();
+    health.set_standby(false);
+    assert!(scene.does(A, take).unwrap_err().is(Status::RESERVATION_CONFLICT));
 }
 
 #[test]
