@@ -35,6 +35,8 @@ struct Marks {
 struct Log {
     /// Number of the latest page.
     count: u64,
+    /// Number of the page that was read last; 0 if that was an empty one.
+    read: u64,
     pages: VecDeque<NotificationPage>,
 }
 
@@ -104,7 +106,8 @@ impl ReservationView {
     /// The oldest page; an empty one when there is none.
     #[must_use]
     pub fn page(&self) -> NotificationPage {
-        let log = self.lock();
+        let mut log = self.lock();
+        log.read = log.pages.front().map_or(0, |page| page.count);
         match log.pages.front() {
             Some(page) => {
                 let waiting = (log.pages.len() - 1).try_into().unwrap_or(u8::MAX);
@@ -114,10 +117,15 @@ impl ReservationView {
         }
     }
 
-    /// The host has read the oldest page; when there are more, they are news again.
+    /// The host has read the page that [`ReservationView::page`] returned last; when there are more,
+    /// they are news again.
     pub fn acknowledge(&self) {
         let mut log = self.lock();
-        log.pages.pop_front();
+        let read = log.read;
+        // Another thread may have added or removed pages since.
+        if log.pages.front().is_some_and(|page| page.count == read) {
+            log.pages.pop_front();
+        }
         self.news.store(!log.pages.is_empty(), Ordering::Release);
     }
 
@@ -191,5 +199,21 @@ mod tests {
         }
         let page = standing.page();
         assert_eq!((page.count, page.waiting), (300 - PAGES as u64 + 1, 255));
+    }
+
+    #[test]
+    fn pages_added_while_the_log_is_read_are_not_acknowledged_unread() {
+        let standing = ReservationView::new();
+        assert_eq!(standing.page(), NotificationPage::default());
+        standing.notify(1, RELEASED);
+        standing.acknowledge();
+        assert!(standing.take_news());
+        assert_eq!(standing.page().count, 1);
+        // The one that was read is removed to make room.
+        for _ in 0..PAGES {
+            standing.notify(2, RELEASED);
+        }
+        standing.acknowledge();
+        assert_eq!(standing.page().count, 2);
     }
 }
