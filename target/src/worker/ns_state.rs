@@ -4,7 +4,8 @@
 //! state left by the previous one.
 //!
 //! Its queue needs no bound of its own: a command that was handed over occupies its slot until it
-//! is completed, so there are never more commands than slots.
+//! is completed, so there are never more commands than slots. Hosts take turns: a change that
+//! persists takes the time of several syncs, and one host may have thousands pending.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ use nvme::{Nqn, Status};
 
 use crate::core::command::io::writable;
 use crate::core::registry::Registry;
+use crate::core::sched::fair_queue::FairQueue;
 use crate::core::sched::offload::{
     BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest,
 };
 use crate::core::sched::{DrainBarrier, DrainScope};
 use crate::core::subsystem::Namespace;
-use crate::core::subsystem::reservation::Barred;
+use crate::core::subsystem::reservation::{Barred, HostId};
 
 /// Messages to the worker.
 #[derive(Debug)]
@@ -69,6 +71,9 @@ fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), 
 pub struct NamespaceStateWorker {
     messages: Receiver<NamespaceStateMessage>,
     sender: Sender<NamespaceStateMessage>,
+    /// Requests by host. The requests without one take turns with the hosts.
+    requests: FairQueue<NamespaceStateMessage, Option<HostId>>,
+    is_stopped: bool,
     /// Requests that wait for drain barriers.
     fenced: HashMap<u64, ReplyTo>,
     next_ticket: u64,
@@ -79,7 +84,9 @@ impl NamespaceStateWorker {
     #[must_use]
     pub fn new() -> NamespaceStateWorker {
         let (sender, messages) = channel();
-        NamespaceStateWorker { messages, sender, fenced: HashMap::new(), next_ticket: 0 }
+        let (requests, fenced) = (FairQueue::default(), HashMap::new());
+        let (is_stopped, next_ticket) = (false, 0);
+        NamespaceStateWorker { messages, sender, requests, is_stopped, fenced, next_ticket }
     }
 
     /// Sender of its messages.
@@ -90,20 +97,39 @@ impl NamespaceStateWorker {
 
     /// Serves requests until it is stopped.
     pub fn run(mut self, registry: &Registry) {
-        while let Ok(message) = self.messages.recv()
-            && self.handle(message, registry)
-        {}
+        while !self.is_stopped
+            && let Ok(message) = self.messages.recv()
+        {
+            self.accept(message, registry);
+            self.catch_up(registry);
+        }
     }
 
     /// Serves the requests so far, without a thread.
     pub fn catch_up(&mut self, registry: &Registry) {
-        while let Ok(message) = self.messages.try_recv()
-            && self.handle(message, registry)
-        {}
+        loop {
+            while let Ok(message) = self.messages.try_recv() {
+                self.accept(message, registry);
+            }
+            let Some(request) = self.requests.pop() else { return };
+            self.handle(request, registry);
+        }
     }
 
-    /// Handles a message; false if it was the last.
-    fn handle(&mut self, message: NamespaceStateMessage, registry: &Registry) -> bool {
+    /// Queues a request for the turn of its host, and handles any other message.
+    fn accept(&mut self, message: NamespaceStateMessage, registry: &Registry) {
+        let host = match &message {
+            NamespaceStateMessage::Ask(ask) => Some(ask.host),
+            NamespaceStateMessage::Mark(mark) => mark.by.map(|(_, host)| host),
+            NamespaceStateMessage::Protect(_) => None,
+            NamespaceStateMessage::Drained(_) | NamespaceStateMessage::Stop => {
+                return self.handle(message, registry);
+            }
+        };
+        self.requests.push(host, message);
+    }
+
+    fn handle(&mut self, message: NamespaceStateMessage, registry: &Registry) {
         match message {
             NamespaceStateMessage::Ask(ask) => self.serve(ask, registry),
             NamespaceStateMessage::Protect(wish) => self.protect(wish, registry),
@@ -117,9 +143,8 @@ impl NamespaceStateWorker {
                     answer(registry, &asker, Ok(()));
                 }
             }
-            NamespaceStateMessage::Stop => return false,
+            NamespaceStateMessage::Stop => self.is_stopped = true,
         }
-        true
     }
 
     fn serve(&mut self, ask: ReservationRequest, registry: &Registry) {

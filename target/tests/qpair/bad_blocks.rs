@@ -225,9 +225,10 @@ fn queued_write_uncorrectable_of_a_fenced_host_is_refused() {
     let mut stage = Stage::new(directory.path());
     let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
     stage.order(Order::Register(Register(0), RegisterKeys { current: 0, new: 1 }));
+    stage.carry_out(1);
     stage.order(Order::Acquire(how, AcquireKeys { current: 1, preempt: 0 }));
     stage.send(&mark(4, 0), &[]);
-    stage.carry_out(2);
+    stage.carry_out(1);
     stage.keep();
     let status = stage.world.completions.pop().unwrap().status;
     assert!(status.is(Status::RESERVATION_CONFLICT) && status.dnr(), "{status}");

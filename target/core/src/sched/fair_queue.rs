@@ -4,22 +4,23 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rdma::Source;
 
-/// A queue in order of arrival per source, round robin over sources.
+/// A queue in order of arrival per source, round robin over sources. A source may be another value
+/// than an address.
 #[derive(Debug)]
-pub struct FairQueue<T> {
-    waiting: BTreeMap<Source, VecDeque<T>>,
+pub struct FairQueue<T, S = Source> {
+    waiting: BTreeMap<S, VecDeque<T>>,
     /// Each source with queued items, once.
-    next: VecDeque<Source>,
+    next: VecDeque<S>,
     len: usize,
 }
 
-impl<T> Default for FairQueue<T> {
-    fn default() -> FairQueue<T> {
+impl<T, S> Default for FairQueue<T, S> {
+    fn default() -> FairQueue<T, S> {
         FairQueue { waiting: BTreeMap::new(), next: VecDeque::new(), len: 0 }
     }
 }
 
-impl<T> FairQueue<T> {
+impl<T, S: Ord + Copy> FairQueue<T, S> {
     /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -27,7 +28,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Appends an item behind all others of its source.
-    pub fn push(&mut self, source: Source, item: T) {
+    pub fn push(&mut self, source: S, item: T) {
         let of_source = self.waiting.entry(source).or_default();
         if of_source.is_empty() {
             self.next.push_back(source);
@@ -37,7 +38,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Puts back the item popped last: it is the next again.
-    pub fn put_back(&mut self, source: Source, item: T) {
+    pub fn put_back(&mut self, source: S, item: T) {
         let of_source = self.waiting.entry(source).or_default();
         if !of_source.is_empty() {
             self.next.retain(|next| *next != source);
@@ -48,7 +49,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Returns the number of items of a source.
-    pub(crate) fn count_of(&self, source: Source) -> usize {
+    pub(crate) fn count_of(&self, source: S) -> usize {
         self.waiting.get(&source).map_or(0, VecDeque::len)
     }
 
@@ -86,7 +87,7 @@ impl<T> FairQueue<T> {
     /// Removes the oldest of too many items: of the source for which the last one was pushed, if
     /// that has its share or more, otherwise of the one with the most. So a source that sends too
     /// many displaces its own, without a search through all sources.
-    pub(crate) fn displace(&mut self, source: Source) -> Option<T> {
+    pub(crate) fn displace(&mut self, source: S) -> Option<T> {
         let source = match self.count_of(source) * self.next.len() >= self.len {
             true => source,
             false => *self.waiting.iter().max_by_key(|(_, items)| items.len())?.0,
@@ -97,7 +98,7 @@ impl<T> FairQueue<T> {
         item
     }
 
-    fn forget_empty(&mut self, source: Source) {
+    fn forget_empty(&mut self, source: S) {
         if self.waiting.get(&source).is_some_and(VecDeque::is_empty) {
             self.waiting.remove(&source);
             self.next.retain(|next| *next != source);

@@ -225,6 +225,31 @@ fn requests_for_a_namespace_in_standby_change_no_persisted_state() {
     assert!(scene.does(A, take).unwrap_err().is(Status::RESERVATION_CONFLICT));
 }
 
+/// Each change that persists takes the time of several syncs, and a host may have thousands pending.
+#[test]
+fn reservation_requests_of_different_hosts_are_served_in_turn() {
+    let (sender, message) = mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 1 << 20);
+    let mut worker = NamespaceStateWorker::new();
+    let workers = Workers::default().with_ns_state(worker.sender());
+    let reservation = Reservation::volatile(sample().nqn, 1);
+    let ask = |host, tag| {
+        let keys = RegisterKeys { current: 0, new: 1 };
+        let (of, order) = (vec![Arc::clone(&reservation)], Order::Register(Register(0), keys));
+        let request = ReservationRequest { of, host, order, reactor: 0, tag };
+        assert!(workers.submit(Job::Reserve(request)));
+    };
+    (0..100).for_each(|tag| ask(A, tag));
+    (100..102).for_each(|tag| ask(B, tag));
+    worker.catch_up(&registry);
+    let answers = std::iter::from_fn(|| message.take()).filter_map(|message| match message {
+        Message::Answer(done) => Some(done.tag),
+        _ => None,
+    });
+    let order: Vec<_> = answers.collect();
+    assert_eq!((&order[..6], order.len()), (&[0, 100, 1, 101, 2, 3][..], 102));
+}
+
 #[test]
 fn a_reservation_request_without_a_worker_is_not_accepted() {
     let (of, order) = (Vec::new(), Order::Persist(false));
