@@ -101,7 +101,7 @@ pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
             Ok(match effect {
                 CcEffect::Done => Plan::Reply(0),
                 CcEffect::ShutDown { number, backings } => {
-                    Plan::ShutDown { number, backings, durable: true }
+                    Plan::ShutDown { number, backings, durable: true, covers: 0 }
                 }
             })
         }

@@ -222,7 +222,7 @@ pub fn range_at(data: &[u8], index: u32, extent: Extent) -> Result<(u64, u64), S
 fn flush(sqe: &Sqe, namespace: &Namespace) -> Result<Plan, Status> {
     no_data(sqe)?;
     match namespace.volatile_cache {
-        true => Ok(Plan::Flush { backing: namespace.backing }),
+        true => Ok(Plan::Flush { backing: namespace.backing, covers: 0 }),
         false => Ok(Plan::Reply(0)),
     }
 }

@@ -137,6 +137,8 @@ pub enum Plan {
     Flush {
         /// The namespace's device.
         backing: DeviceId,
+        /// The generation of unflushed writes that it covers, once it has begun.
+        covers: u16,
     },
     /// Pull `nr` range descriptors (16 bytes each), check them all, then deallocate the ranges.
     Deallocate {
@@ -233,6 +235,8 @@ pub enum Plan {
         backings: Vec<DeviceId>,
         /// No flush has failed.
         durable: bool,
+        /// Of the present flush, as for [`Plan::Flush`].
+        covers: u16,
     },
     /// Hold the command until there is an event to report (Asynchronous Event Request).
     Park,
@@ -272,7 +276,7 @@ impl Plan {
             | Plan::Store { backing, .. }
             | Plan::Compare { backing, .. }
             | Plan::Verify { backing, .. }
-            | Plan::Flush { backing }
+            | Plan::Flush { backing, .. }
             | Plan::Zero { backing, .. } => Some(*backing),
             Plan::Copy { job: copy::Job { extent, .. }, .. } | Plan::Deallocate { extent, .. } => {
                 Some(extent.backing)

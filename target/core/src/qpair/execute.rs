@@ -341,7 +341,7 @@ impl QueuePair {
                 let len = from.len_bytes();
                 self.compare(slot, len, io);
             }
-            Plan::Flush { backing } => {
+            Plan::Flush { backing, .. } => {
                 let backing = *backing;
                 self.flush(slot, backing, io);
             }
@@ -437,11 +437,11 @@ impl QueuePair {
     /// Flushes the device, unless a possible loss of earlier writes must first be reported to the
     /// host.
     fn flush(&mut self, slot: u16, backing: DeviceId, io: &mut Io<'_>) {
-        let entry = &self.requests[slot];
+        let entry = &mut self.requests[slot];
         if entry.step > 0 {
             return self.complete(slot, Ok(0), io);
         }
-        match unflushed::begin_flush(&self.conn.role, entry.sqe.nsid) {
+        match unflushed::begin_flush(&self.conn.role, entry) {
             Ok(()) => self.submit(slot, backing, Some(IoRequest::Flush), io),
             Err(status) => self.complete(slot, Err(status), io),
         }
@@ -449,15 +449,15 @@ impl QueuePair {
 
     /// Flushes the next device for a shutdown, or completes the shutdown.
     fn flush_for_shutdown(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = &self.requests[slot];
-        let Plan::ShutDown { number, backings, durable } = &entry.plan else { return };
+        let entry = &mut self.requests[slot];
+        let Plan::ShutDown { number, backings, durable, .. } = &entry.plan else { return };
         let Some(&backing) = backings.get(entry.step as usize) else {
             if let QueueRole::Admin(controller) = &mut self.conn.role {
                 controller.shut_down_complete(*number, *durable);
             }
             return self.complete(slot, Ok(0), io);
         };
-        match unflushed::begin_shutdown_flush(&self.conn.role, backing) {
+        match unflushed::begin_shutdown_flush(&self.conn.role, entry, backing) {
             Ok(()) => self.submit(slot, backing, Some(IoRequest::Flush), io),
             Err(status) => {
                 self.note_failed_shutdown_flush(slot, status, io);

@@ -17,11 +17,13 @@ pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status
         (Plan::Store { fua: false, .. } | Plan::Zero { fua: false, .. }, Ok(()))
         | (Plan::Deallocate { .. }, Ok(())) => association.unflushed.note_write(nsid),
         (Plan::Copy { job, .. }, Ok(())) if !job.fua => association.unflushed.note_write(nsid),
-        (Plan::Flush { .. }, outcome) => end_flush(role, nsid, outcome, is_open),
-        (Plan::ShutDown { backings, .. }, outcome) => {
+        (Plan::Flush { covers, .. }, outcome) => {
+            end_flush(role, (nsid, *covers), outcome, is_open);
+        }
+        (Plan::ShutDown { backings, covers, .. }, outcome) => {
             let backing = backings.get(entry.step as usize);
             if let Some(nsid) = backing.and_then(|backing| role.nsid_of(*backing)) {
-                end_flush(role, nsid, outcome, is_open);
+                end_flush(role, (nsid, *covers), outcome, is_open);
             }
         }
         _ => {}
@@ -36,22 +38,32 @@ pub(super) fn note_write(role: &QueueRole, nsid: u32) {
     }
 }
 
-/// Whether a flush of this namespace may begin.
+/// Whether a flush of its namespace may begin; if so, it covers what was written so far.
 ///
 /// # Errors
 /// Write Fault: earlier writes of the host may be lost, and this has not been reported to it. With
 /// Do Not Retry: Linux would repeat the flush by itself, and report the success of that instead.
-pub(super) fn begin_flush(role: &QueueRole, nsid: u32) -> Result<(), Status> {
-    let unflushed = role.association().map(|association| &association.unflushed);
-    match unflushed.is_none_or(|unflushed| unflushed.begin_flush(nsid)) {
-        true => Ok(()),
-        false => Err(Status::WRITE_FAULT.with_dnr()),
-    }
+pub(super) fn begin_flush(role: &QueueRole, entry: &mut Request) -> Result<(), Status> {
+    let nsid = entry.sqe.nsid;
+    begin(role, entry, nsid)
 }
 
-/// Whether one of the flushes of a shutdown may begin.
-pub(super) fn begin_shutdown_flush(role: &QueueRole, backing: DeviceId) -> Result<(), Status> {
-    role.nsid_of(backing).map_or(Ok(()), |nsid| begin_flush(role, nsid))
+/// The same for one of the flushes of a shutdown.
+pub(super) fn begin_shutdown_flush(
+    role: &QueueRole,
+    entry: &mut Request,
+    backing: DeviceId,
+) -> Result<(), Status> {
+    role.nsid_of(backing).map_or(Ok(()), |nsid| begin(role, entry, nsid))
+}
+
+fn begin(role: &QueueRole, entry: &mut Request, nsid: u32) -> Result<(), Status> {
+    let Some(association) = role.association() else { return Ok(()) };
+    let begun = association.unflushed.begin_flush(nsid).ok_or(Status::WRITE_FAULT.with_dnr())?;
+    if let Plan::Flush { covers, .. } | Plan::ShutDown { covers, .. } = &mut entry.plan {
+        *covers = begun;
+    }
+    Ok(())
 }
 
 /// Records that a flush of a shutdown has failed. The other devices are flushed all the same; the
@@ -64,9 +76,14 @@ pub(super) fn fail_shutdown(entry: &mut Request) -> Option<Option<DeviceId>> {
     std::mem::replace(durable, false).then_some(backing)
 }
 
-fn end_flush(role: &QueueRole, nsid: u32, outcome: Result<(), Status>, is_open: bool) {
+fn end_flush(
+    role: &QueueRole,
+    (nsid, covers): (u32, u16),
+    outcome: Result<(), Status>,
+    is_open: bool,
+) {
     let Some(association) = role.association() else { return };
-    let Err(status) = outcome else { return association.unflushed.end_flush(nsid) };
+    let Err(status) = outcome else { return association.unflushed.end_flush(nsid, covers) };
     let namespace = role.subsystem().and_then(|subsystem| subsystem.namespace(nsid).ok());
     let failure = namespace.and_then(|namespace| namespace.health.sync_failure());
     let reported = failure == Some(status) && is_open;
