@@ -505,7 +505,8 @@ impl RunningTarget {
         self.worker.0.join_by(deadline);
         self.ns_admin.0.join_by(deadline);
         // If the lock is held now, its owner hangs in a device.
-        if let Ok(provisioner) = self.provisioner.try_lock() {
+        if let Ok(mut provisioner) = self.provisioner.try_lock() {
+            provisioner.device_trust().drop_told_hosts();
             rewrite_records(provisioner.unwritten_records(), deadline);
         }
     }

@@ -23,7 +23,7 @@ use crate::state::identity::DeviceIdentities;
 use crate::state::namespace_state::NamespaceFile;
 use crate::state::served::Served;
 
-use crate::blockdev::monitor::{Distrust, MonitoredDevice, TrustRecords};
+use crate::blockdev::monitor::MonitoredDevice;
 use crate::core::subsystem::bad_blocks::BadBlocks;
 use crate::core::subsystem::reservation::Reservation;
 use crate::core::subsystem::usage::Usage;
@@ -466,7 +466,7 @@ impl DeviceTable {
             self.reservations.forget(*uuid);
             self.protections.forget(*uuid);
             // Files that could not be removed belong to no namespace, and are not used.
-            let _ = self.trust.set(*uuid, Distrust::default());
+            let _ = self.trust.forget(*uuid);
             let _ = NamespaceFile::new(directory, *uuid).remove();
         }
     }

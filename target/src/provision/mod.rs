@@ -41,6 +41,7 @@ use crate::core::subsystem::{ListenerConfig, Subsystem};
 use crate::error::Fatal;
 use crate::platform::availability;
 use crate::reactor::fabric::owns;
+use crate::state::trust::DeviceTrust;
 use crate::state::usage::UsageStore;
 use crate::telemetry::pending::Pending;
 use devices::{DeviceTable, Memory, Place, ServedDevice};
@@ -204,11 +205,13 @@ impl Provisioner {
         usage_store: Arc<UsageStore>,
         of_devices: bool,
     ) -> Provisioner {
+        let registry = Arc::clone(&shared.registry);
+        stores.trust.with_hosts_of(&registry);
         Provisioner {
             config,
             catalogs: Catalogs::new(),
             stores,
-            registry: Arc::clone(&shared.registry),
+            registry,
             shared,
             pending: Arc::default(),
             monitor,
@@ -353,19 +356,31 @@ impl Provisioner {
                 subsystems.push(Arc::new(subsystem));
             }
         }
+        self.restore_hosts(&stores);
         stores.remember(&configs);
         self.change(subsystems, gone);
         let old = std::mem::replace(&mut self.stores, stores);
-        // The record of unflushed writes was lost with the device.
-        for ((nqn, nsid), store) in self.stores.named() {
-            if old.store(nqn, nsid).is_none() && store.monitored.health().sync_failure().is_some() {
-                self.registry.presume_written(&nqn, nsid);
-            }
-        }
         format_task::interrupt(old.without(&self.stores));
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.report_pending();
         lines
+    }
+
+    /// Restores which hosts have to learn of a failed flush of the devices that are served from now
+    /// on: this was lost with the device, except what is persisted.
+    fn restore_hosts(&self, stores: &DeviceTable) {
+        for (place @ (nqn, nsid), store) in stores.named() {
+            let uuid = store.uuid();
+            if self.stores.store(nqn, nsid).is_some_and(|old| old.uuid() == uuid) {
+                continue;
+            }
+            let is_trusted = store.monitored.health().sync_failure().is_none();
+            let hosts = stores.trust.hosts(uuid);
+            self.registry.restore_hosts((place, uuid.into_bytes()), &hosts, is_trusted);
+            if !is_trusted {
+                self.registry.presume_written(&nqn, nsid);
+            }
+        }
     }
 
     /// Activates a configuration with the devices and subsystems of the previous one.
@@ -380,6 +395,11 @@ impl Provisioner {
         let discovery = Some(self.config.discovery.clone());
         self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
         self.shared.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
+    }
+
+    /// The devices that are not trusted.
+    pub(crate) fn device_trust(&self) -> Arc<DeviceTrust> {
+        Arc::clone(&self.stores.trust)
     }
 
     /// Retries to write the records of served files, if that has failed.

@@ -96,6 +96,8 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
     let provisioner = || provisioner.lock().unwrap_or_else(PoisonError::into_inner);
     provisioner().add_lost_listeners();
     provisioner().remember_again();
+    let trust = provisioner().device_trust();
+    trust.drop_told_hosts();
     let addresses = provisioner().pending_addresses();
     for at in addresses {
         provisioner().on_address(at);

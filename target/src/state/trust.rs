@@ -2,19 +2,22 @@
 //! Data that hosts have written may be missing, so this persists until an administrator trusts the
 //! device again (`nvmfctl namespace trust`): no reload, restart or reopening ends it.
 //!
-//! It is persisted by the UUID of the namespace, in the state directory. Without such a directory
-//! it ends with the daemon.
+//! It is persisted by the UUID of the namespace, in the state directory, with the hosts that do not
+//! know of the failure: after a trust the next flush of each fails
+//! ([`crate::core::subsystem::unflushed`]). Without such a directory it ends with the daemon.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nvme::Status;
 use tracing::error;
 use uuid::Uuid;
 
 use crate::blockdev::monitor::{Distrust, TrustRecords};
+use crate::core::registry::{HostKey, Registry};
 use crate::core::subsystem::persistence::Section;
 use crate::state::namespace_state::NamespaceFile;
 
@@ -22,17 +25,88 @@ use crate::state::namespace_state::NamespaceFile;
 #[derive(Debug, Default)]
 pub(crate) struct DeviceTrust {
     directory: Option<PathBuf>,
-    known: Mutex<BTreeMap<Uuid, Distrust>>,
+    known: Mutex<BTreeMap<Uuid, Reason>>,
+    /// Has the hosts.
+    registry: OnceLock<Arc<Registry>>,
 }
 
 impl DeviceTrust {
     /// Reads the state of this directory, if any.
     pub(crate) fn new(directory: Option<PathBuf>) -> DeviceTrust {
-        DeviceTrust { directory, known: Mutex::default() }
+        DeviceTrust { directory, ..DeviceTrust::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Distrust>> {
+    /// Persists hosts of this registry.
+    pub(crate) fn with_hosts_of(&self, registry: &Arc<Registry>) {
+        self.registry.get_or_init(|| Arc::clone(registry));
+    }
+
+    /// The persisted hosts of a namespace.
+    pub(crate) fn hosts(&self, uuid: Uuid) -> Vec<HostKey> {
+        self.reason(&mut self.lock(), uuid).hosts
+    }
+
+    /// Removes hosts that know of the failure now. What cannot be written is retried, and so is all
+    /// of it while another record is written, which may hang.
+    pub(crate) fn drop_told_hosts(&self) {
+        let Ok(mut known) = self.known.try_lock() else { return };
+        let with_hosts = known.iter().filter(|(_, reason)| !reason.hosts.is_empty());
+        let with_hosts: Vec<_> = with_hosts.map(|(uuid, it)| (*uuid, it.clone())).collect();
+        for (uuid, mut reason) in with_hosts {
+            let Some(now) = self.hosts_now(uuid, reason.distrust.is_nothing()) else { continue };
+            reason.hosts.retain(|host| now.contains(host));
+            if known.get(&uuid) != Some(&reason) {
+                let _ = self.replace(&mut known, uuid, reason);
+            }
+        }
+    }
+
+    /// Removes the record of a deleted namespace.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub(crate) fn forget(&self, uuid: Uuid) -> io::Result<()> {
+        self.replace(&mut self.lock(), uuid, Reason::default())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Reason>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The hosts that do not know; none if the namespace was never served.
+    fn hosts_now(&self, uuid: Uuid, is_trusted: bool) -> Option<Vec<HostKey>> {
+        self.registry.get()?.unreported_hosts(uuid.into_bytes(), is_trusted)
+    }
+
+    fn reason(&self, known: &mut BTreeMap<Uuid, Reason>, uuid: Uuid) -> Reason {
+        if let Some(reason) = known.get(&uuid) {
+            return reason.clone();
+        }
+        let Some(directory) = &self.directory else { return Reason::default() };
+        let reason = NamespaceFile::new(directory, uuid).load().unwrap_or_else(|why| {
+            error!(
+                "{why}; its flush counts as failed: check the data, then \
+                 `nvmfctl namespace trust`"
+            );
+            let distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false };
+            Some(Reason { distrust, hosts: Vec::new() })
+        });
+        known.entry(uuid).or_insert(reason.unwrap_or_default()).clone()
+    }
+
+    fn replace(
+        &self,
+        known: &mut BTreeMap<Uuid, Reason>,
+        uuid: Uuid,
+        reason: Reason,
+    ) -> io::Result<()> {
+        if let Some(directory) = &self.directory {
+            let before = known.get(&uuid).filter(|before| !before.is_nothing());
+            let new = Some(&reason).filter(|_| !reason.is_nothing());
+            NamespaceFile::new(directory, uuid).replace(new, before)?;
+        }
+        known.insert(uuid, reason);
+        Ok(())
     }
 }
 
@@ -42,51 +116,46 @@ impl TrustRecords for DeviceTrust {
     }
 
     fn of(&self, uuid: Uuid) -> Distrust {
-        let mut known = self.lock();
-        if let Some(distrust) = known.get(&uuid) {
-            return *distrust;
-        }
-        let Some(directory) = &self.directory else { return Distrust::default() };
-        let found = NamespaceFile::new(directory, uuid).load();
-        let distrust = found.map(|found| found.map_or_else(Distrust::default, |Reason(it)| it));
-        let distrust = distrust.unwrap_or_else(|why| {
-            error!(
-                "{why}; its flush counts as failed: check the data, then \
-                 `nvmfctl namespace trust`"
-            );
-            Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false }
-        });
-        known.insert(uuid, distrust);
-        distrust
+        self.reason(&mut self.lock(), uuid).distrust
     }
 
     fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
+        let hosts = self.hosts_now(uuid, distrust.is_nothing());
         let mut known = self.lock();
+        let hosts = hosts.unwrap_or_else(|| self.reason(&mut known, uuid).hosts);
+        let reason = Reason { distrust, hosts };
         if !distrust.is_nothing() {
-            known.insert(uuid, distrust);
+            known.insert(uuid, reason.clone());
         }
-        if let Some(directory) = &self.directory {
-            let before = known.get(&uuid).copied().unwrap_or_default();
-            let section = |it: Distrust| Some(Reason(it)).filter(|_| !it.is_nothing());
-            let (new, before) = (section(distrust), section(before));
-            NamespaceFile::new(directory, uuid).replace(new.as_ref(), before.as_ref())?;
-        }
-        known.insert(uuid, distrust);
-        Ok(())
+        self.replace(&mut known, uuid, reason)
     }
 }
 
-/// Reason for the distrust of a device, as a section.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Reason(pub(crate) Distrust);
+/// Reason for the distrust of a device, and the hosts that do not know of it, as a section.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Reason {
+    pub(crate) distrust: Distrust,
+    pub(crate) hosts: Vec<HostKey>,
+}
+
+impl Reason {
+    fn is_nothing(&self) -> bool {
+        *self == Reason::default()
+    }
+}
 
 impl Section for Reason {
     const NAME: &'static str = "trust";
 
     fn emit(&self) -> String {
-        let Reason(Distrust { failed_sync, shortened }) = *self;
+        let Distrust { failed_sync, shortened } = self.distrust;
         let status = failed_sync.map_or(0, Status::field);
-        format!("failed_sync {status:04x}\nshortened {}\n", u8::from(shortened))
+        let mut text = format!("failed_sync {status:04x}\nshortened {}\n", u8::from(shortened));
+        for (host, id) in &self.hosts {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "host {} {host}", Uuid::from_bytes(*id));
+        }
+        text
     }
 
     fn parse(body: &str) -> Option<Reason> {
@@ -95,7 +164,12 @@ impl Section for Reason {
         let failed_sync = (field != 0).then(|| Status::from_field(field));
         let shortened = lines.next()? == "shortened 1";
         let distrust = Distrust { failed_sync, shortened };
-        Some(Reason(distrust)).filter(|_| !distrust.is_nothing())
+        let host = |line: &str| {
+            let (id, host) = line.strip_prefix("host ")?.split_once(' ')?;
+            Some((host.parse().ok()?, id.parse::<Uuid>().ok()?.into_bytes()))
+        };
+        let reason = Reason { distrust, hosts: lines.map(host).collect::<Option<_>>()? };
+        Some(reason).filter(|it| !it.is_nothing())
     }
 }
 
@@ -103,7 +177,11 @@ impl Section for Reason {
 mod tests {
     use std::fs;
 
+    use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+
+    use crate::core::registry::testing::visit;
     use crate::core::subsystem::persistence::Persist;
+    use crate::core::subsystem::testing::sample;
     use crate::state::trust::*;
 
     const FAILED: Distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false };
@@ -120,6 +198,41 @@ mod tests {
         }
         book().set(UUID, Distrust::default()).unwrap();
         assert_eq!(book().of(UUID), Distrust::default());
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+    }
+
+    /// Otherwise the first flush after the restart would confirm lost data.
+    #[test]
+    fn hosts_without_the_failure_are_persisted_until_they_know_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let book = || DeviceTrust::new(Some(directory.path().to_owned()));
+        let (registry, subsystem) = (Registry::new(vec![], 8, 1 << 20), sample());
+        let (registry, nqn) = (Arc::new(registry), subsystem.nqn);
+        let uuid = Uuid::from_bytes(subsystem.namespaces[0].uuid);
+        registry.publish(Arc::new(subsystem));
+        let hosts = [1, 2].map(|host| ("nqn.2026-11.host:a".parse().unwrap(), [host; 16]));
+        let connect = |(host, id)| {
+            let data = ConnectData::new(id, CNTLID_DYNAMIC, &nqn, &host);
+            registry.connect_admin(&data, &visit()).unwrap().association
+        };
+        let hosts_of = hosts.map(connect);
+        hosts_of[1].unflushed.presume_written(2);
+        let first = book();
+        first.with_hosts_of(&registry);
+        first.set(uuid, FAILED).unwrap();
+        assert_eq!(book().hosts(uuid), []);
+        registry.presume_written(&nqn, 1);
+        first.set(uuid, FAILED).unwrap();
+        assert_eq!((book().of(uuid), book().hosts(uuid)), (FAILED, hosts.to_vec()));
+        registry.report_lost_writes(&nqn, 1);
+        first.set(uuid, Distrust::default()).unwrap();
+        assert_eq!((book().of(uuid), book().hosts(uuid)), (Distrust::default(), hosts.to_vec()));
+        first.drop_told_hosts();
+        assert_eq!(book().hosts(uuid), hosts);
+        assert_eq!(hosts_of[0].unflushed.begin_flush(1), None);
+        first.drop_told_hosts();
+        assert_eq!(book().hosts(uuid), hosts[1..]);
+        first.forget(uuid).unwrap();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
 

@@ -93,6 +93,35 @@ fn hosts_with_unflushed_writes_fail_one_flush_after_trust() {
 }
 
 #[test]
+fn hosts_with_unflushed_writes_fail_one_flush_after_trust_and_restart() {
+    let mut target = TestTarget::start();
+    let connect = |target: &TestTarget, id: u8| {
+        let options = Options { hostid: [id; 16], ..target.options(1) };
+        let setup = HostOptions { source: None, ..target.setup() };
+        Host::connect(options, setup).expect("connected")
+    };
+    let (mut teller, mut writer) = (target.connect(1), connect(&target, 1));
+    writer.write(FILE, &pattern(1, 4096), false).expect("written");
+    fail_a_flush(&target, &mut teller);
+    drop((teller, writer));
+    // The store is trusted before the host comes back, and the daemon stops before it flushes.
+    for _ in 0..2 {
+        target.restart("");
+        if health(&target).sync_failure().is_some() {
+            trust(&target);
+        }
+    }
+    let (mut writer, mut reader) = (connect(&target, 1), connect(&target, 2));
+    fails_once(&mut writer, "after a restart");
+    writer.flush(1).expect("once");
+    reader.flush(1).expect("it has written nothing");
+    target.restart("");
+    let mut writer = connect(&target, 1);
+    writer.flush(1).expect("once, also after a restart");
+    writer.disconnect();
+}
+
+#[test]
 fn reconnected_hosts_fail_one_flush_after_trust() {
     let target = TestTarget::start();
     let other = |id: u8| {

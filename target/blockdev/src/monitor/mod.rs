@@ -162,15 +162,16 @@ impl DeviceMonitor {
     }
 
     /// Trusts a store again whose fsync has failed, or whose file was truncated or replaced: opens
-    /// and syncs what is at its path. `tell` is called just before that is served. Without an
-    /// answer within ten seconds nothing changes.
+    /// and syncs what is at its path. `tell` marks the hosts whose next flush fails: it is called
+    /// before the record is removed, which persists them, and just before the store is served.
+    /// Without an answer within ten seconds nothing changes.
     ///
     /// # Errors
     /// Why it is not trusted.
     pub fn trust(
         &self,
         device: &Arc<MonitoredDevice>,
-        tell: impl FnOnce() + Send + 'static,
+        tell: impl Fn() + Send + 'static,
     ) -> Result<(), Untrusted> {
         if device.is_trusted() {
             return Err(Untrusted::AlreadyTrusted);
@@ -439,7 +440,7 @@ impl Shared {
         &self,
         device: &MonitoredDevice,
         is_wanted: impl FnOnce() -> bool,
-        tell: impl FnOnce(),
+        tell: impl Fn(),
     ) -> Result<(), String> {
         let old = device.backing();
         let elsewhere = device.health.is_down() && old.has_moved(&device.config);
@@ -458,6 +459,7 @@ impl Shared {
             return Err("it took too long".to_owned());
         }
         let distrust = device.distrust();
+        tell();
         if let Some((_, record)) = &device.record {
             let kept = record.set(Distrust::default());
             kept.map_err(|error| format!("its record cannot be removed: {error}"))?;

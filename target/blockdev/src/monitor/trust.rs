@@ -32,8 +32,8 @@ pub trait TrustRecords: Debug + Send + Sync {
     /// because it was written for a reason.
     fn of(&self, uuid: Uuid) -> Distrust;
 
-    /// Records that the store of a namespace is untrusted, or trusted again; durable when this
-    /// returns.
+    /// Records that the store of a namespace is untrusted, or trusted again, and the hosts that do
+    /// not know; durable when this returns.
     ///
     /// # Errors
     /// The error of the system. A distrust is in effect nevertheless until the daemon exits.

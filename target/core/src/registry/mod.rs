@@ -38,6 +38,7 @@ use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespac
 pub use connect::{Admitted, ConnectContext, OpenQueue};
 pub use connect_barrier::ConnectBarrier;
 pub use discovery::PeerListener;
+pub use hosts::HostKey;
 use hosts::Hosts;
 pub use list::Controller;
 pub use prepared::Reached;
@@ -328,6 +329,25 @@ impl Registry {
         self.lock().hosts.of(nqn).for_each(|host| host.presume_written(nsid));
     }
 
+    /// Hosts, to be persisted, of which the next flush to a namespace fails if its store is
+    /// trusted, or would after a trust. None: it was never served.
+    #[must_use]
+    pub fn unreported_hosts(&self, uuid: [u8; 16], is_trusted: bool) -> Option<Vec<HostKey>> {
+        self.lock().hosts.unreported(uuid, is_trusted)
+    }
+
+    /// Restores the hosts that were persisted of a namespace which is served from now on.
+    pub fn restore_hosts(
+        &self,
+        (namespace, uuid): ((Nqn, u32), [u8; 16]),
+        hosts: &[HostKey],
+        is_trusted: bool,
+    ) {
+        let mut book = self.lock();
+        book.hosts.serve_one(namespace, uuid);
+        book.hosts.restore(namespace, hosts, is_trusted);
+    }
+
     /// Called before the backing store of a namespace is trusted again: makes the next flush of
     /// each host fail that has written to it, and has neither flushed nor received the failure
     /// since.
@@ -507,6 +527,7 @@ impl ControllerTable {
             told |= self.subsystems.remove(nqn).is_some();
         }
         for new in &change.subsystems {
+            self.hosts.serve(new);
             let old = self.subsystems.insert(new.nqn, Arc::clone(new));
             let alike = |old: Arc<Subsystem>| {
                 old.allow_any_host == new.allow_any_host

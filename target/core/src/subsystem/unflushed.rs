@@ -69,7 +69,7 @@ impl Unflushed {
     /// generation; none: it has to fail, because what was written before may be lost and the host
     /// does not know.
     #[must_use]
-    pub(crate) fn begin_flush(&self, nsid: u32) -> Option<u16> {
+    pub fn begin_flush(&self, nsid: u32) -> Option<u16> {
         let Some(word) = self.states.get(nsid as usize) else { return Some(0) };
         let begin = |old: u16| match old & STATE {
             WRITTEN => (old & !STATE | FLUSHING).wrapping_add(GENERATION),
@@ -113,6 +113,26 @@ impl Unflushed {
             REPORTED => Some(CLEAN),
             _ => None,
         });
+    }
+
+    /// Another namespace has this id from now on.
+    pub(crate) fn reset(&self, nsid: u32) {
+        self.change(nsid, |_| Some(CLEAN));
+    }
+
+    /// Restores what was persisted of a host: with the store trusted, its next flush fails.
+    pub(crate) fn restore(&self, nsid: u32, is_trusted: bool) {
+        self.change(nsid, |_| Some(if is_trusted { UNREPORTED } else { WRITTEN }));
+    }
+
+    /// Whether its next flush fails, with the store trusted; or would after a trust.
+    pub(crate) fn is_unreported(&self, nsid: u32, is_trusted: bool) -> bool {
+        let Some(word) = self.states.get(nsid as usize) else { return false };
+        match word.load(Ordering::Relaxed) & STATE {
+            UNREPORTED => true,
+            WRITTEN | FLUSHING => !is_trusted,
+            _ => false,
+        }
     }
 
     /// Whether there is nothing to keep for a later controller of the host.

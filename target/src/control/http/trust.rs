@@ -23,7 +23,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 /// Trusts the device of a namespace again whose flush has failed, or whose file was shortened or
 /// replaced, after an administrator has checked the data. The file or device at its path is opened
 /// and synced before this answers. The next flush of each host that has written before, and has not
-/// received the error, still fails once.
+/// received the error, still fails once, also after a restart.
 #[utoipa::path(
     post,
     path = "/v1/subsystems/{nqn}/namespaces/{nsid}/trust",

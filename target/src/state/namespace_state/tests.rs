@@ -84,11 +84,11 @@ fn concurrent_changes_of_two_sections_are_both_persisted() {
             }
         });
         for n in 1..=50 {
-            file.replace(Some(&Reason(distrust(n))), None).unwrap();
+            file.replace(Some(&reason(distrust(n))), None).unwrap();
         }
     });
     assert_eq!(file.load::<State>().unwrap().unwrap().generation, 50);
-    assert_eq!(file.load().unwrap(), Some(Reason(distrust(50))));
+    assert_eq!(file.load().unwrap(), Some(reason(distrust(50))));
 }
 
 #[test]
@@ -197,6 +197,10 @@ fn earlier(directory: &Path) {
 type Everything = (State, u8, Option<u32>, Vec<Option<u64>>, Distrust);
 
 /// The complete state, as the served objects have it.
+fn reason(distrust: Distrust) -> Reason {
+    Reason { distrust, ..Reason::default() }
+}
+
 fn found(directory: &Path) -> Result<Everything, String> {
     let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
     let bad_blocks = BadBlocks::kept(file(directory))?;
@@ -233,7 +237,7 @@ fn files_of_earlier_versions_are_converted_before_the_first_change() {
     fs::remove_dir(&beside).unwrap();
     assert_eq!((found(directory.path()), names(directory.path())), (Ok(expected()), before));
     let (changed, did) =
-        calls(|| file(directory.path()).replace(Some(&Reason(expected().4)), None));
+        calls(|| file(directory.path()).replace(Some(&reason(expected().4)), None));
     changed.unwrap();
     let durable =
         [format!("write {NAME}.new"), format!("sync {NAME}.new"), format!("rename to {NAME}")];
