@@ -182,6 +182,9 @@ pub(crate) struct Provisioner {
     /// The configuration of the files, without host-created namespaces.
     config: Config,
     catalogs: Catalogs,
+    /// Directories without a catalog whose record has to be written again. They stay locked until
+    /// then: it may contain a request that has failed.
+    closed: Vec<Arc<NamespaceDirectory>>,
     stores: DeviceTable,
     registry: Arc<Registry>,
     shared: Arc<Shared>,
@@ -210,6 +213,7 @@ impl Provisioner {
         Provisioner {
             config,
             catalogs: Catalogs::new(),
+            closed: Vec::new(),
             stores,
             registry,
             shared,
@@ -339,7 +343,11 @@ impl Provisioner {
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
         // While another directory is pending, requests for the old one are rejected.
         self.catalogs.retain(|nqn, open| {
-            directory(nqn).is_some_and(|directory| directory == open.directory())
+            let is_kept = directory(nqn).is_some_and(|directory| directory == open.directory());
+            if !is_kept && !open.place().is_written() {
+                self.closed.push(Arc::clone(open.place()));
+            }
+            is_kept
         });
         self.catalogs.extend(catalogs);
         stores.keep();
@@ -540,11 +548,15 @@ impl Provisioner {
     }
 
     /// Directories whose record has to be written again, and the pool for that.
-    pub(crate) fn unwritten_records(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
+    pub(crate) fn unwritten_records(
+        &mut self,
+    ) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
+        self.closed.retain(|directory| !directory.is_written());
         let directories = self
             .catalogs
             .values()
             .map(Catalog::place)
+            .chain(&self.closed)
             .filter(|directory| directory.has_unwritten_record());
         (directories.cloned().collect(), self.stores.opening())
     }

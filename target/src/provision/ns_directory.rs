@@ -120,6 +120,12 @@ impl NamespaceDirectory {
         }
     }
 
+    /// Whether the record is written. False during an operation.
+    #[must_use]
+    pub(super) fn is_written(&self) -> bool {
+        self.unwritten.try_lock().is_ok_and(|unwritten| unwritten.is_none())
+    }
+
     /// Writes the record again, if that is needed.
     pub(crate) fn rewrite_record(&self) {
         let mut unwritten = self.lock();

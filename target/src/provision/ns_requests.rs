@@ -127,6 +127,9 @@ pub trait NamespaceServer {
 
     /// Removes the other persisted state of deleted namespaces.
     fn forget(&mut self, uuids: &[Uuid]);
+
+    /// The record of a directory without a catalog could not be restored: that is retried.
+    fn restore_later(&mut self, directory: &Arc<NamespaceDirectory>);
 }
 
 /// A request in progress.
@@ -222,7 +225,12 @@ impl RequestTask {
                     return self.files(FileOperation::Restore(change));
                 }
             },
-            Writing::Closed => possible = false,
+            Writing::Closed => {
+                if !possible {
+                    server.restore_later(&self.directory);
+                }
+                possible = false;
+            }
         }
         loop {
             possible = match self.plan.next(possible) {
@@ -339,6 +347,12 @@ impl NamespaceServer for Provisioner {
 
     fn forget(&mut self, uuids: &[Uuid]) {
         self.stores.forget_kept(uuids);
+    }
+
+    fn restore_later(&mut self, directory: &Arc<NamespaceDirectory>) {
+        if !self.closed.iter().any(|other| Arc::ptr_eq(other, directory)) {
+            self.closed.push(Arc::clone(directory));
+        }
     }
 }
 

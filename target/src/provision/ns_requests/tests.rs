@@ -529,7 +529,7 @@ fn a_hung_delete_blocks_no_reload_and_its_record_is_restored() {
     let reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
     assert_eq!(deletes.join().unwrap(), Err(FAILED));
     drop(reader);
-    let held = lock(&provisioner);
+    let mut held = lock(&provisioner);
     assert_eq!(held.unwritten_records().0.len(), 1);
     assert_eq!(found(&held).len(), 1, "it was refused");
     let unwritten_records = held.unwritten_records();
@@ -542,6 +542,65 @@ fn a_hung_delete_blocks_no_reload_and_its_record_is_restored() {
     );
     assert_eq!(lock(&provisioner).unwritten_records().0.len(), 0);
     assert_eq!(record(), Some(before), "it is there for the next start");
+}
+
+/// Otherwise the next catalog there would complete a delete that was refused.
+#[test]
+fn a_record_that_cannot_be_restored_is_retried_after_its_catalog_was_closed() {
+    for closes_first in [false, true] {
+        let directory = tempdir().unwrap();
+        let config = config(directory.path());
+        let provisioner = Arc::new(Mutex::new(provisioner(&config)));
+        let path = |name: &str| directory.path().join(name);
+        let (record, beside) = (path("namespaces"), path("namespaces.new"));
+        assert_eq!(super::execute(&provisioner, &order(host(1), create(1))), Ok(1));
+        let before = fs::read(&record).unwrap();
+        let revoked = {
+            let mut revoked = config.clone();
+            revoked.subsystems[0].managed = None;
+            revoked
+        };
+        let reload = |config: &Config| {
+            let mut held = lock(&provisioner);
+            let next = held.next(config).map_err(|fatal| fatal.0)?.unwrap();
+            held.attach_new(&next).unwrap();
+            held.set_config(config.clone());
+            held.adopt(next, Vec::new());
+            Ok::<(), String>(())
+        };
+        nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let own = Arc::clone(&provisioner);
+        let deletes = std::thread::spawn(move || {
+            super::execute(&own, &order(host(1), NamespaceRequest::Delete { nsid: 1 }))
+        });
+        // Then it blocks in the pipe, or is about to.
+        while lock(&provisioner).catalogs[&NQN.parse().unwrap()].place().is_written() {
+            std::thread::yield_now();
+        }
+        if closes_first {
+            reload(&revoked).unwrap();
+        }
+        // A pipe cannot be synced.
+        let reader = fs::File::options().read(true).write(true).open(&beside).unwrap();
+        assert_eq!(deletes.join().unwrap(), Err(FAILED));
+        drop(reader);
+        if !closes_first {
+            reload(&revoked).unwrap();
+        }
+        let unwritten = lock(&provisioner).unwritten_records();
+        assert_eq!(unwritten.0.len(), 1);
+        assert!(reload(&config).unwrap_err().contains("is in use"), "until it is restored");
+        fs::remove_file(&beside).unwrap();
+        fs::remove_file(&record).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        crate::provision::retry::rewrite_records(unwritten, deadline);
+        assert_eq!(lock(&provisioner).unwritten_records().0.len(), 0);
+        assert_eq!(fs::read(&record).unwrap(), before);
+        while reload(&config).is_err() {
+            std::thread::yield_now();
+        }
+        assert_eq!(found(&lock(&provisioner)).len(), 1);
+    }
 }
 
 /// The file server has executed the rename, and then became unreachable.

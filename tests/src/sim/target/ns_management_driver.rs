@@ -22,7 +22,7 @@ use nvmfd::core::subsystem::ns_management::{Allocated, Entry, Management};
 use nvmfd::core::subsystem::ns_request::{FAILED, NamespaceRequest};
 use nvmfd::provision::ns_catalog::Catalog;
 use nvmfd::provision::ns_requests::{FileStep, NamespaceServer, RequestStep, RequestTask};
-use nvmfd::provision::{RequestContext, RequestPlan};
+use nvmfd::provision::{NamespaceDirectory, RequestContext, RequestPlan};
 use nvmfd::state::ns_catalog::NamespaceCatalogRecord;
 use nvmfd::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage, complete};
 use rdma::soft::sim::Rng;
@@ -246,6 +246,9 @@ impl NamespaceServer for Server<'_> {
     }
 
     fn forget(&mut self, _: &[Uuid]) {}
+
+    /// No reload closes the catalog.
+    fn restore_later(&mut self, _: &Arc<NamespaceDirectory>) {}
 }
 
 impl Target {
