@@ -23,7 +23,7 @@ use crate::state::identity::DeviceIdentities;
 use crate::state::namespace_state::NamespaceFile;
 use crate::state::served::Served;
 
-use crate::blockdev::monitor::MonitoredDevice;
+use crate::blockdev::monitor::{MonitoredDevice, ResizeGuard};
 use crate::core::subsystem::bad_blocks::BadBlocks;
 use crate::core::subsystem::reservation::Reservation;
 use crate::core::subsystem::usage::Usage;
@@ -60,8 +60,11 @@ pub struct ServedDevice {
     /// Configured block size.
     pub(super) configured_block_bytes: u32,
     /// New size in bytes that takes effect when the table is adopted, if it differs.
-    pub(super) resize: Option<u64>,
+    pub(super) resize: Option<NewSize>,
 }
+
+/// A size in bytes, and what keeps it that of the file.
+pub(super) type NewSize = (u64, Arc<ResizeGuard>);
 
 impl ServedDevice {
     /// UUID of the namespace.
@@ -481,7 +484,7 @@ impl DeviceTable {
     pub fn resize(&mut self) -> Vec<String> {
         let mut lines = std::mem::take(&mut self.notices);
         for ((nqn, nsid), store) in &mut self.by_namespace {
-            let Some(bytes) = store.resize.take() else { continue };
+            let Some((bytes, _guard)) = store.resize.take() else { continue };
             let old = store.monitored.resize(bytes);
             let mut line = format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before");
             if bytes < old && store.monitored.backing().kind() == Kind::File {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::PendingDevice;
 use super::devices::{
-    DeviceTable, PATIENCE, Place, ServedDevice, backing_config, formatted, namespaces,
+    DeviceTable, NewSize, PATIENCE, Place, ServedDevice, backing_config, formatted, namespaces,
 };
 use super::probe::{self, FileId, ProbeResult, Probed};
 use super::rollback::CreatedFiles;
@@ -65,7 +65,7 @@ struct Probes {
     /// Of paths that are new or due.
     paths: BTreeMap<Place, ProbeResult>,
     /// New sizes of devices that stay, where they differ. Other devices have no entry.
-    sizes: BTreeMap<Place, Result<Option<u64>, String>>,
+    sizes: BTreeMap<Place, Result<Option<NewSize>, String>>,
 }
 
 /// Persisted identities of devices, and the UUIDs of a configuration.
@@ -307,13 +307,13 @@ impl DeviceTable {
         &self,
         subsystems: &[SubsystemConfig],
         is_probed: IsProbed<'_>,
-    ) -> Vec<(Place, BlockingTask<'_, Option<u64>>)> {
+    ) -> Vec<(Place, BlockingTask<'_, Option<NewSize>>)> {
         let stays = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
             let store = self.by_namespace.get(&key).filter(|_| is_probed(key, namespace))?;
             let is_same = store.monitored.is_as(&formatted(namespace, &store.format));
             let kind = backing_config(namespace).kind;
-            is_same.then(|| (key, self.next_size(&store.monitored.backing(), kind)))
+            is_same.then(|| (key, self.next_size(&store.monitored, kind)))
         });
         stays.collect()
     }
@@ -449,14 +449,20 @@ impl DeviceTable {
     /// Begins the probe for the new size of a device, if it differs.
     fn next_size(
         &self,
-        backing: &Arc<BackingDevice>,
+        device: &Arc<MonitoredDevice>,
         kind: BackingKind,
-    ) -> BlockingTask<'_, Option<u64>> {
-        let own = Arc::clone(backing);
+    ) -> BlockingTask<'_, Option<NewSize>> {
+        // Before the file is looked at, which a rollback would replace.
+        let (guard, backing) = (device.begin_resize(), device.backing());
         let path = kind.path().unwrap_or_default();
         let is_as_it_was = matches!(&kind, BackingKind::File { size, .. }
             if *size == Some(backing.size_bytes()));
-        let next_size = move || own.next_size(&kind).map_err(|error| error.to_string());
+        let next_size = move || {
+            let bytes = backing.next_size(&kind).map_err(|error| error.to_string())?;
+            let Some(bytes) = bytes else { return Ok(None) };
+            let guard = guard.ok_or("its file is being opened again: try again")?;
+            Ok(Some((bytes, Arc::new(guard))))
+        };
         match path.as_os_str().is_empty() {
             _ if is_as_it_was => self.opening.over(&path, Ok(None)),
             true => self.opening.over(&path, next_size()),
@@ -491,7 +497,7 @@ fn retained(
     key: Place,
     store: &ServedDevice,
     namespace: &NamespaceConfig,
-    size: Option<Result<Option<u64>, String>>,
+    size: Option<Result<Option<NewSize>, String>>,
     is_probed: bool,
 ) -> Result<(ServedDevice, Option<String>), String> {
     let place = place(key);

@@ -2,7 +2,7 @@
 //! next.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ pub struct MonitoredDevice {
     pub(super) record: Option<((Nqn, u32), TrustRecord)>,
     /// It is being reopened for the administrator.
     pub(super) reopening: AtomicBool,
+    /// Number of [`ResizeGuard`]s.
+    resizes: AtomicU32,
     /// No longer served.
     pub(super) retired: AtomicBool,
 }
@@ -62,6 +64,7 @@ impl MonitoredDevice {
             unallocated_bytes: AtomicU64::new(backing.unallocated_bytes()),
             record: None,
             reopening: AtomicBool::new(false),
+            resizes: AtomicU32::new(0),
             current: Mutex::new(Arc::new(backing)),
             check: Mutex::new(CheckState {
                 next_check: Instant::now() + CHECK_INTERVAL,
@@ -197,6 +200,20 @@ impl MonitoredDevice {
         matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
     }
 
+    /// Called before the size of its file is read, to serve that many bytes. None: it is being
+    /// reopened, and the next file may have another size.
+    #[must_use]
+    pub fn begin_resize(self: &Arc<Self>) -> Option<ResizeGuard> {
+        self.resizes.fetch_add(1, Ordering::SeqCst);
+        let guard = ResizeGuard(Arc::clone(self));
+        (!self.reopening.load(Ordering::SeqCst)).then_some(guard)
+    }
+
+    /// Whether the size of its file was read and is not served yet. The caller has set `reopening`.
+    pub(super) fn is_resizing(&self) -> bool {
+        self.resizes.load(Ordering::SeqCst) > 0
+    }
+
     /// Serves this number of bytes: see [`BackingDevice::resize`]. Returns the previous number.
     pub fn resize(&self, bytes: u64) -> u64 {
         let current = lock(&self.current);
@@ -242,6 +259,16 @@ impl MonitoredDevice {
         let pause = if wrong { check.pause } else { CHECK_INTERVAL };
         check.pause = if wrong { (pause * 2).min(RETRY_INTERVAL_MAX) } else { RETRY_INTERVAL };
         check.next_check = Instant::now() + pause;
+    }
+}
+
+/// No rollback replaces the file of a device meanwhile.
+#[derive(Debug)]
+pub struct ResizeGuard(Arc<MonitoredDevice>);
+
+impl Drop for ResizeGuard {
+    fn drop(&mut self) {
+        self.0.resizes.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

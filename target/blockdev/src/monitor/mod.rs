@@ -30,7 +30,7 @@ use tracing::{error, info, warn};
 
 use crate::blocking::BlockingPool;
 use crate::{BackingDevice, Condition, DeviceId, Kind};
-pub use device::MonitoredDevice;
+pub use device::{MonitoredDevice, ResizeGuard};
 pub use trust::{Distrust, TrustRecord, TrustRecords};
 
 /// Interval of examinations after a failure.

@@ -30,10 +30,13 @@ impl DeviceMonitor {
         device: &Arc<MonitoredDevice>,
         snapshot: &Path,
     ) -> Result<(), ReflinkError> {
-        if device.reopening.swap(true, Ordering::Relaxed) {
+        if device.reopening.swap(true, Ordering::SeqCst) {
             return Err(ReflinkError::new("its file is being opened again", "try again"));
         }
-        let outcome = self.shared.roll_back(device, snapshot);
+        let outcome = match device.is_resizing() {
+            true => Err(ReflinkError::new("its size is being changed", "try again")),
+            false => self.shared.roll_back(device, snapshot),
+        };
         device.reopening.store(false, Ordering::Relaxed);
         outcome
     }

@@ -5,6 +5,7 @@ use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use tempfile::tempdir;
 
 use crate::blockdev::DeviceId;
+use crate::config::NamespaceKind;
 use crate::core::registry::testing::visit;
 use crate::core::registry::{Admitted, Registry};
 use crate::core::sched::range_lock::RangeLock;
@@ -50,4 +51,35 @@ fn a_host_that_connects_during_a_rollback_is_refused_and_may_retry() {
     shared.registry.admin_closed(&host);
     let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
     assert!(error.sentence.contains("missing"), "{error}");
+}
+
+/// The new size is that of the file before.
+#[test]
+fn a_rollback_is_refused_while_the_size_of_the_file_is_being_changed() {
+    let directory = tempdir().unwrap();
+    let small = config(directory.path(), 4096, "");
+    let (provisioner, _) = provisioner(&small);
+    let (shared, monitor) = {
+        let provisioner = provisioner.lock().unwrap();
+        (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.monitor))
+    };
+    let device = monitor.find(&nqn(), 1).unwrap();
+    let file = FileNamespace::new(&shared, nqn(), 1, Arc::clone(&device)).unwrap();
+    let snapshot = directory.path().join("missing");
+    let roll_back = || file.roll_back(&monitor, &snapshot, false).unwrap_err();
+    let mut large = small.clone();
+    let bytes = device.backing().size_bytes() * 2;
+    let path = directory.path().join("disk.img");
+    large.subsystems[0].namespaces[0].kind =
+        NamespaceKind::File { path: path.clone(), size: Some(bytes) };
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    let next = || provisioner.lock().unwrap().next(&large).map(Option::unwrap);
+    let transition = next().unwrap();
+    assert_eq!(roll_back().sentence, "its size is being changed");
+    drop(transition);
+    assert!(roll_back().sentence.contains("missing"));
+    let transition = next().unwrap();
+    provisioner.lock().unwrap().adopt(transition, Vec::new());
+    assert_eq!(device.backing().size_bytes(), bytes);
+    assert!(roll_back().sentence.contains("missing"));
 }
