@@ -248,6 +248,10 @@ pub struct UnsavedChange {
     pub base: String,
     /// Digest of the whole configuration after it.
     pub after: String,
+    /// Of a replacement: the digests after the last changes before it. A save that has begun before
+    /// it writes one of these configurations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<String>,
 }
 
 /// A change that the current configuration file does not allow.

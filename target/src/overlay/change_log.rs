@@ -162,8 +162,16 @@ mod tests {
         let change = Change::RemoveListener { id: 1 };
         let (base, after) = ("a".to_owned(), "b".to_owned());
         let (listener, offered_at) = (None, Vec::new());
-        let kept =
-            UnsavedChange { at_unix_s: 7, uid: None, change, listener, offered_at, base, after };
+        let kept = UnsavedChange {
+            at_unix_s: 7,
+            uid: None,
+            change,
+            listener,
+            offered_at,
+            base,
+            after,
+            replaced: Vec::new(),
+        };
         let set_aside = SetAside { kept: kept.clone(), why: "it\ndoes not fit".to_owned() };
         Changes { kept: vec![kept], set_aside: vec![set_aside] }
     }

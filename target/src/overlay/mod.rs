@@ -26,6 +26,9 @@ use tracing::error;
 
 pub use edit::{EditError, edit};
 
+/// Maximum of earlier configurations that a replacement knows of.
+const REPLACED_MAX: usize = 64;
+
 /// The longest text of a configuration, in bytes.
 pub(crate) const MOST_TEXT_BYTES: usize = 512 << 10;
 
@@ -298,6 +301,7 @@ impl EffectiveConfig {
                 offered_at,
                 base: base(&self.read, change),
                 after: digest_all(&sources),
+                replaced: if replaces(change) { next.changes.digests() } else { Vec::new() },
             };
             if self.replaces_all(change, &next.sources) {
                 next.changes.kept.clear();
@@ -469,7 +473,9 @@ const OUTDATED: &str = "the replaced object was changed afterwards";
 
 /// Whether the texts that a change replaces were edited since.
 fn is_outdated(read: &ConfigFiles, kept: &UnsavedChange) -> bool {
-    matches!(kept.change, Change::Replace { .. }) && kept.base != base(read, &kept.change)
+    matches!(kept.change, Change::Replace { .. })
+        && kept.base != base(read, &kept.change)
+        && !kept.replaced.contains(&digest_all(read))
 }
 
 /// Returns the digest of the texts that a change replaces.
@@ -483,6 +489,15 @@ fn base(read: &ConfigFiles, change: &Change) -> String {
             digest_all(&replaced)
         }
         _ => digest(&read.main.text),
+    }
+}
+
+impl Changes {
+    /// Digests of the configurations after the last changes.
+    fn digests(&self) -> Vec<String> {
+        let all =
+            |kept: &UnsavedChange| [kept.after.clone()].into_iter().chain(kept.replaced.clone());
+        self.kept.iter().rev().flat_map(all).take(REPLACED_MAX).collect()
     }
 }
 

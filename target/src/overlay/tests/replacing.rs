@@ -42,6 +42,32 @@ fn all_files_are_replaced_and_saved_atomically() {
     assert_eq!(named(ConfigFiles::read(next.file()).unwrap().more.iter()), other(&declared));
 }
 
+/// A save lists the changes, writes the files, and has the daemon read them again.
+#[test]
+fn a_replacement_made_during_a_save_of_earlier_changes_stays_in_force() {
+    let (directory, declared, _) = stage_three();
+    let one = declared.with(&[add(2, "2GiB")], AT).unwrap();
+    let two = one.with(&[add(3, "3GiB")], AT).unwrap();
+    let text = Some(declared.sources.main.text.replace("nsid = 1", "nsid = 9"));
+    for files in [Some(other(&declared)), None] {
+        let change = Change::Replace { text: text.clone(), files };
+        let next = two.with(&[change], AT).unwrap();
+        next.keep().unwrap();
+        for saved in [&one, &two] {
+            let new = merged(&declared.sources, saved.changes()).unwrap();
+            begin(&declared).write(&declared.sources, &new).unwrap();
+            let found = [next.reload().unwrap(), load(&directory)];
+            for found in found {
+                assert_eq!((found.config(), found.changes().set_aside.len()), (next.config(), 0));
+                assert_eq!(found.changes().kept.len(), 1);
+            }
+            let all = merged(&new, next.changes()).unwrap();
+            assert_eq!(all, next.sources);
+            begin(&declared).write(&new, &declared.sources).unwrap();
+        }
+    }
+}
+
 #[test]
 fn removing_a_symlinked_file_removes_only_the_symlink() {
     let (directory, declared, files) = stage_three();
