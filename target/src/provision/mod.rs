@@ -364,6 +364,7 @@ impl Provisioner {
                 subsystems.push(Arc::new(subsystem));
             }
         }
+        self.usage_store.serve(&configs.iter().map(|config| config.nqn).collect());
         self.restore_hosts(&stores);
         stores.remember(&configs);
         self.change(subsystems, gone);

@@ -29,6 +29,14 @@ pub(crate) fn save(log: &PersistentEventLog, directory: &Path) {
     }
 }
 
+/// Removes the file of a subsystem.
+pub(crate) fn remove(subsystem: &Nqn, directory: &Path) {
+    let name = name(subsystem);
+    if let Err(error) = StateDir(directory).remove(&name) {
+        warn!("cannot remove {}: {error}", directory.join(name).display());
+    }
+}
+
 fn name(subsystem: &Nqn) -> String {
     format!("{}.events", Uuid::new_v5(&UUID_SPACE, subsystem.as_str().as_bytes()))
 }

@@ -3,8 +3,9 @@
 //!
 //! The counters are one file in the `state_directory`, written beside its name, synced and renamed,
 //! once a minute while they change, and at the end. So a crash loses at most the last minute. The
-//! counters of a removed subsystem are kept in case it is added again. Without a `state_directory`
-//! the lifetime is that of the daemon.
+//! counters and events of a removed subsystem are kept in case it is added again: of the 256 that
+//! were removed last, because those of all would fill memory and directory. Without a
+//! `state_directory` the lifetime is that of the daemon.
 //!
 //! ```text
 //! nvmfd usage 1
@@ -20,7 +21,7 @@
 //! The thread that writes this file also writes those of the persistent events (`event_log.rs`) and
 //! of the times with power (`power.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::str::SplitN;
@@ -51,6 +52,8 @@ const SAVE_EVERY: Duration = Duration::from_secs(60);
 const EVENTS_APART: Duration = Duration::from_secs(1);
 /// Interval at which the SMART log is added as an event, besides at the start and at the end.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(24 * 3600);
+/// Maximum of removed subsystems whose counters and events are kept.
+const REMOVED_MAX: usize = 256;
 
 type Usages = BTreeMap<Nqn, Arc<Usage>>;
 
@@ -64,6 +67,8 @@ type SubsystemCounters = (u64, SavedCounters, Vec<(u32, SavedCounters)>);
 #[derive(Debug)]
 pub struct UsageStore {
     usages: Mutex<Usages>,
+    /// Subsystems that are not served, in the order of their removal.
+    removed: Mutex<Vec<Nqn>>,
     directory: Option<PathBuf>,
     power: PowerMeter,
     /// Wakes the thread that writes.
@@ -89,6 +94,7 @@ impl UsageStore {
         let (wake, woken) = sync_channel(1);
         let empty = UsageStore {
             usages: Mutex::default(),
+            removed: Mutex::default(),
             directory: directory.map(Path::to_owned),
             power,
             wake,
@@ -110,6 +116,28 @@ impl UsageStore {
             let Some(directory) = &self.directory else { return Arc::default() };
             Arc::new(Usage::kept(event_log::open(directory, *subsystem, self.wake.clone())))
         }))
+    }
+
+    /// These subsystems are served from now on, and no others.
+    pub(crate) fn serve(&self, served: &BTreeSet<Nqn>) {
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        removed.retain(|nqn| !served.contains(nqn));
+        let known: Vec<Nqn> = self.lock().keys().copied().collect();
+        let is_new = |nqn: &Nqn| !served.contains(nqn) && !removed.contains(nqn);
+        let new: Vec<Nqn> = known.into_iter().filter(is_new).collect();
+        removed.extend(new);
+    }
+
+    /// Forgets the subsystems that were removed first, if there are too many.
+    fn forget_removed(&self) {
+        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = removed.len().saturating_sub(REMOVED_MAX);
+        for nqn in removed.drain(..more) {
+            self.lock().remove(&nqn);
+            if let Some(directory) = &self.directory {
+                event_log::remove(&nqn, directory);
+            }
+        }
     }
 
     /// Adds the power-on event of a subsystem that is served from now on.
@@ -168,6 +196,7 @@ impl UsageStore {
                     .for_each(|log| event_log::save(log, directory));
             }
             if late {
+                self.forget_removed();
                 usage_due = now + SAVE_EVERY;
                 let now = Some(Accounts::of(&self.lock()));
                 if let Some(accounts) = now.as_ref().filter(|_| now != kept) {
@@ -214,8 +243,8 @@ fn snapshot(usage: &Usage, power: Power) {
 
 impl Accounts {
     fn of(usages: &Usages) -> Accounts {
-        let all = usages.iter().map(|(nqn, usage)| (*nqn, usage.accounts()));
-        Accounts(all.filter(|(_, accounts)| *accounts != Default::default()).collect())
+        // Also without counters: it names those that have events.
+        Accounts(usages.iter().map(|(nqn, usage)| (*nqn, usage.accounts())).collect())
     }
 }
 
@@ -332,6 +361,36 @@ mod tests {
         assert_eq!(third.usage(&b).whole().work, work(5), "nobody asked for it meanwhile");
         assert_eq!(third.usage(&nqn("c")).whole().work, Work::default());
         assert!(Arc::ptr_eq(&third.usage(&a), &third.usage(&a)));
+    }
+
+    #[test]
+    fn usage_and_events_of_removed_subsystems_are_kept_up_to_a_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let (usage_store, keeping) = started(directory.path());
+        let served = |names: &[usize]| {
+            let nqns: BTreeSet<Nqn> = names.iter().map(|name| nqn(&name.to_string())).collect();
+            nqns.iter().for_each(|nqn| usage_store.switched_on(nqn));
+            usage_store.serve(&nqns);
+        };
+        let events = || {
+            let files = fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path());
+            files.filter(|path| path.extension().is_some_and(|end| end == "events")).count()
+        };
+        for name in (0..REMOVED_MAX + 9).rev() {
+            served(&[7, name]);
+        }
+        served(&[7]);
+        stopped(keeping);
+        let kept = || StateDir(directory.path()).load::<Accounts>(NAME).unwrap().unwrap().0;
+        assert_eq!((events(), kept().len()), (REMOVED_MAX + 1, REMOVED_MAX + 1));
+        assert!(kept().contains_key(&nqn("7")) && kept().contains_key(&nqn("0")));
+        assert!(!kept().contains_key(&nqn(&(REMOVED_MAX + 8).to_string())));
+        // Those of an earlier run are counted as well.
+        let (usage_store, keeping) = started(directory.path());
+        usage_store.switched_on(&nqn("new"));
+        usage_store.serve(&[nqn("new")].into());
+        stopped(keeping);
+        assert_eq!((events(), kept().len()), (REMOVED_MAX + 1, REMOVED_MAX + 1));
     }
 
     #[test]
