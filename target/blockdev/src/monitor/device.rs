@@ -137,10 +137,11 @@ impl MonitoredDevice {
         Distrust { failed_sync, shortened }
     }
 
-    /// Whether it is untrusted and that is not persisted yet.
+    /// Whether it is untrusted and that is not persisted yet. Never waits: the list of devices may
+    /// be locked.
     pub(super) fn lacks_record(&self) -> bool {
         let distrust = self.distrust();
-        let kept = |(_, record): &(_, TrustRecord)| record.distrust() == distrust;
+        let kept = |(_, record): &(_, TrustRecord)| record.has(distrust);
         distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
     }
 

@@ -42,6 +42,9 @@ impl Rings for OneRing {
 struct MemoryTrust {
     known: Mutex<std::collections::BTreeMap<uuid::Uuid, Distrust>>,
     fails: AtomicBool,
+    /// A write waits for it, and is counted before.
+    gate: Mutex<()>,
+    writes: std::sync::atomic::AtomicU32,
 }
 
 impl TrustRecords for MemoryTrust {
@@ -54,6 +57,8 @@ impl TrustRecords for MemoryTrust {
     }
 
     fn set(&self, uuid: uuid::Uuid, distrust: Distrust) -> std::io::Result<()> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let _open = lock(&self.gate);
         if self.fails.load(Ordering::Relaxed) {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
@@ -492,6 +497,30 @@ fn a_failed_sync_is_recorded_before_the_flush_completes() {
     book.fails.store(true, Ordering::Relaxed);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     assert_eq!(book.of(uuid).failed_sync, None);
+}
+
+/// The directory of the records may be on a device that has failed as well.
+#[test]
+fn a_trust_record_that_hangs_delays_no_examination_of_devices() {
+    let book = Arc::new(MemoryTrust::default());
+    let mut bench = Bench::new();
+    let config = bench.device.config.clone();
+    let backing = bench.device.backing().renewed(&config).unwrap();
+    bench.monitor.remove(&bench.device);
+    let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+    let record = TrustRecord::new(&book, uuid::Uuid::from_u128(1));
+    bench.device = Arc::new(device.recorded(place(), record));
+    bench.monitor.add(Arc::clone(&bench.device));
+    let own = Arc::clone(&book);
+    let hung = lock(&own.gate);
+    bench.device.backing().fail_sync(Status::WRITE_FAULT);
+    bench.until("it is written", |_| book.writes.load(Ordering::Relaxed) == 1);
+    bench.shorten();
+    bench.until("it is down", |bench| bench.device.health().is_down());
+    let (nqn, nsid) = place();
+    assert!(bench.monitor.find(&nqn, nsid).is_some());
+    drop(hung);
+    bench.until("all is kept", |_| book.of(uuid::Uuid::from_u128(1)).shortened);
 }
 
 #[test]

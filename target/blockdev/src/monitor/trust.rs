@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nvme::Status;
 use uuid::Uuid;
@@ -58,6 +58,15 @@ impl TrustRecord {
     /// Its contents.
     pub fn distrust(&self) -> Distrust {
         *self.lock()
+    }
+
+    /// Whether it has these contents. False while it is written, which may hang.
+    pub(super) fn has(&self, distrust: Distrust) -> bool {
+        match self.kept.try_lock() {
+            Ok(kept) => *kept == distrust,
+            Err(TryLockError::Poisoned(kept)) => *kept.into_inner() == distrust,
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 
     /// See [`TrustRecords::is_durable`].
