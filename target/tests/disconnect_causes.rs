@@ -609,9 +609,9 @@ fn hosts_that_leave_in_good_order_leave_no_record() {
     assert_eq!(world.shared.disconnects.list(None), []);
 }
 
-/// The book's single record.
-fn the_only(book: &RecentDisconnects) -> Vec<Record> {
-    let records = book.list(None);
+/// The disconnects's single record.
+fn the_only(disconnects: &RecentDisconnects) -> Vec<Record> {
+    let records = disconnects.list(None);
     assert_eq!(records.len(), 1, "{records:?}");
     records
 }

@@ -132,7 +132,7 @@ impl Server {
         self.vhost_user = listeners.vhost_user.map(of_guest);
         self.ublk = listeners.ublk;
         self.status = Some(listeners.status);
-        self.tell_manager();
+        self.notify_manager();
         let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
         loop {
             let any = self.iterate();
@@ -410,7 +410,7 @@ impl Server {
     }
 
     /// Has `systemctl status` show the number of live paths.
-    fn tell_manager(&self) {
+    fn notify_manager(&self) {
         let line = self.current_status(Instant::now()).line();
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Status(&line)]);
     }
@@ -434,7 +434,7 @@ impl Server {
 
     /// Something has happened to the namespace or its paths.
     fn on_notice(&mut self, notice: &Notice) {
-        self.tell_manager();
+        self.notify_manager();
         self.properties = current_properties(&self.host, &self.options, Some(&self.properties));
         self.guest(|guest, properties, _| guest.resize(properties));
         self.device(|device, properties, _| device.resize(properties));

@@ -30,7 +30,7 @@ use plan::Plan;
 use runner::{Job, Live, Outcome};
 
 /// Update interval of the live line.
-const TELL_EVERY: Duration = Duration::from_millis(500);
+const PRINT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Interval of checks whether the jobs have ended, when they should have.
 const SOON: Duration = Duration::from_millis(5);
@@ -147,13 +147,13 @@ pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
         for (_, _, go) in &threads {
             let _ = go.send(start);
         }
-        let mut told = LiveLine::default();
+        let mut live_line = LiveLine::default();
         while !threads.iter().all(|(thread, ..)| thread.is_finished()) {
             let left = (args.ramp_time + args.runtime).saturating_sub(start.elapsed());
-            if stop.wait(left.clamp(SOON, TELL_EVERY)) {
+            if stop.wait(left.clamp(SOON, PRINT_INTERVAL)) {
                 halt.store(true, Ordering::Relaxed);
             }
-            told.tell(&progress, &live, start, args.ramp_time);
+            live_line.print(&progress, &live, start, args.ramp_time);
         }
         let outcomes: Result<Vec<_>, _> =
             threads.into_iter().map(|(thread, ..)| thread.join()).collect();
@@ -242,13 +242,13 @@ struct LiveLine {
 }
 
 impl LiveLine {
-    fn tell(&mut self, progress: &Progress, live: &[Arc<Live>], start: Instant, ramp: Duration) {
+    fn print(&mut self, progress: &Progress, live: &[Arc<Live>], start: Instant, ramp: Duration) {
         if !progress.is_seen() {
             return;
         }
         let elapsed = start.elapsed();
         let seconds = elapsed.saturating_sub(self.at).as_secs_f64();
-        if seconds < TELL_EVERY.as_secs_f64() / 2.0 {
+        if seconds < PRINT_INTERVAL.as_secs_f64() / 2.0 {
             return;
         }
         let (read, write) = Live::sum(live);
@@ -257,7 +257,7 @@ impl LiveLine {
             bw_bytes: now.1.saturating_sub(before.1) as f64 / seconds,
         };
         let phase = if elapsed < ramp { "ramp" } else { "run" };
-        progress.tell(phase, elapsed, rate(read, self.read), rate(write, self.write));
+        progress.print(phase, elapsed, rate(read, self.read), rate(write, self.write));
         *self = LiveLine { at: elapsed, read, write };
     }
 }

@@ -121,7 +121,7 @@ pub(crate) fn read(args: &Args) -> Result<(), Error> {
         Some(path) => save(path, &bytes)?,
         None => print_bytes(&bytes)?,
     }
-    args.tell("read", bytes.len(), took)
+    args.print("read", bytes.len(), took)
 }
 
 pub(crate) fn write(args: &Args) -> Result<(), Error> {
@@ -213,10 +213,10 @@ impl Args {
         });
         host.disconnect();
         let (total, took) = outcome?;
-        self.tell(what, total, took)
+        self.print(what, total, took)
     }
 
-    fn tell(&self, what: &str, bytes: usize, took: Duration) -> Result<(), Error> {
+    fn print(&self, what: &str, bytes: usize, took: Duration) -> Result<(), Error> {
         let us = took.as_micros() as u64;
         if self.output.is_json() {
             let done = object([

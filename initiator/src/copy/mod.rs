@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     progress.end();
     engine.close();
     let is_complete = outcome?;
-    tell(&engine, args, done_bytes, begun.elapsed(), is_complete)?;
+    report(&engine, args, done_bytes, begun.elapsed(), is_complete)?;
     match is_complete {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(interrupted()),
@@ -183,7 +183,7 @@ fn check(source: &Volume, target: &Volume) -> Result<(), Error> {
 }
 
 /// Prints what was done.
-fn tell(
+fn report(
     engine: &Engine,
     args: &Args,
     resumed_at: u64,

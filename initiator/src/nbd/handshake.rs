@@ -205,18 +205,18 @@ impl Handshake {
         if !export.is_named(name) {
             return Err(reply::ERR_UNKNOWN);
         }
-        let mut tell = |kind: u16, data: &[&[u8]]| {
+        let mut reply = |kind: u16, data: &[&[u8]]| {
             let data = [&kind.to_be_bytes()[..], &data.concat()].concat();
             send(out, option, reply::INFO, &data);
         };
-        tell(info::EXPORT, &[&export.size_bytes.to_be_bytes(), &export.flags.to_be_bytes()]);
+        reply(info::EXPORT, &[&export.size_bytes.to_be_bytes(), &export.flags.to_be_bytes()]);
         // Also told to a client that has not asked: it may be one that only did not think of it.
         let sizes = [export.block_bytes, export.preferred_bytes, export.most_bytes];
-        tell(info::BLOCK_SIZE, &sizes.map(u32::to_be_bytes).each_ref().map(|b| &b[..]));
+        reply(info::BLOCK_SIZE, &sizes.map(u32::to_be_bytes).each_ref().map(|b| &b[..]));
         for kind in wanted.chunks_exact(2).map(|kind| u16::from_be_bytes([kind[0], kind[1]])) {
             match kind {
-                info::NAME => tell(kind, &[name]),
-                info::DESCRIPTION => tell(kind, &[export.description.as_bytes()]),
+                info::NAME => reply(kind, &[name]),
+                info::DESCRIPTION => reply(kind, &[export.description.as_bytes()]),
                 _ => {}
             }
         }

@@ -15,7 +15,7 @@ use crate::rng::Random;
 use crate::{Data, Error, Refused, Session};
 
 /// Maximum number of violations that are reported in full.
-const TOLD: usize = 10;
+const LISTED_MAX: usize = 10;
 /// Sleep time of a driver with several clients: it cannot wait for all of them.
 const NAP: Duration = Duration::from_micros(200);
 /// Interval at which the caller is asked whether to continue.
@@ -101,7 +101,7 @@ pub(super) struct Verifier {
     pub(super) namespace: Namespace,
     pub(super) random: Random,
     /// The first violations.
-    pub(super) told: Vec<Violation>,
+    pub(super) listed: Vec<Violation>,
     /// Operations submitted.
     pub(super) ops: u64,
     /// Writes since the last flush.
@@ -114,10 +114,10 @@ pub(super) struct Verifier {
 
 impl Verifier {
     pub(super) fn new(model: Model, namespace: Namespace, random: Random) -> Verifier {
-        let told = Vec::new();
+        let listed = Vec::new();
         let (ops, unflushed, settle_at) = (0, 0, None);
         let formatting = false;
-        Verifier { model, namespace, random, told, ops, unflushed, settle_at, formatting }
+        Verifier { model, namespace, random, listed, ops, unflushed, settle_at, formatting }
     }
 
     /// Runs a script until its end, a limit, or the end by the caller, and until all outstanding
@@ -316,8 +316,8 @@ impl Verifier {
                         if !found.is_empty() && !limits.keep_going {
                             bad = Some(End::Violation);
                         }
-                        let room = TOLD.saturating_sub(self.told.len());
-                        self.told.extend(found.into_iter().take(room));
+                        let room = LISTED_MAX.saturating_sub(self.listed.len());
+                        self.listed.extend(found.into_iter().take(room));
                     }
                     _ => self.model.done(op),
                 }

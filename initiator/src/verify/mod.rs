@@ -356,7 +356,7 @@ impl Run<'_> {
             counts: self.verifier.model.counts(),
             model_bytes: self.verifier.model.memory_bytes(),
             ops: self.verifier.ops,
-            told: std::mem::take(&mut self.verifier.told),
+            listed: std::mem::take(&mut self.verifier.listed),
             seed: self.args.seed,
             reconnects: self.reconnects,
             path_losses: self.path_losses,

@@ -17,7 +17,7 @@ pub(super) struct Outcome {
     /// Operations submitted.
     pub(super) ops: u64,
     /// The first violations.
-    pub(super) told: Vec<Violation>,
+    pub(super) listed: Vec<Violation>,
     pub(super) seed: u64,
     /// Number of reconnections to the target.
     pub(super) reconnects: u32,
@@ -39,12 +39,12 @@ impl Outcome {
 
     fn write(&self, out: &mut String) -> fmt::Result {
         let Counts { writes, flushes, blocks_checked, failed, lost, violations } = self.counts;
-        for violation in &self.told {
+        for violation in &self.listed {
             writeln!(out, "{violation}")?;
         }
-        let untold = violations.saturating_sub(self.told.len() as u64);
-        if untold > 0 {
-            writeln!(out, "and {untold} more\n")?;
+        let unlisted = violations.saturating_sub(self.listed.len() as u64);
+        if unlisted > 0 {
+            writeln!(out, "and {unlisted} more\n")?;
         }
         let (shape, seconds) = (self.shape, self.elapsed.as_secs_f64());
         let verdict = match violations {
@@ -81,8 +81,8 @@ impl Outcome {
     /// Formats the same as JSON; violations as in the text.
     pub(super) fn json(&self) -> String {
         let Counts { writes, flushes, blocks_checked, failed, lost, violations } = self.counts;
-        let told: Vec<_> = self
-            .told
+        let listed: Vec<_> = self
+            .listed
             .iter()
             .map(|violation| {
                 json!({
@@ -95,7 +95,7 @@ impl Outcome {
         let Shape { first_lba, blocks, block_bytes, run } = self.shape;
         let value = json!({
             "violations": violations,
-            "told": told,
+            "listed": listed,
             "operations": self.ops,
             "writes": writes,
             "flushes": flushes,

@@ -157,7 +157,7 @@ pub struct Soft {
     /// Since when timers are delayed until all received datagrams are read.
     behind: Option<Instant>,
     /// Time of the last log line about ignored requests.
-    told: LogInterval,
+    warned: LogInterval,
 }
 
 /// What a queue pair has written since a flush.
@@ -264,7 +264,7 @@ impl Soft {
             armed: false,
             receiving: false,
             behind: None,
-            told: LogInterval::default(),
+            warned: LogInterval::default(),
         }
     }
 
@@ -331,7 +331,7 @@ impl Soft {
             );
         }
         if let Some(address) = self.endpoint.take_barred()
-            && self.told.is_due(now, WARN_INTERVAL)
+            && self.warned.is_due(now, WARN_INTERVAL)
         {
             tracing::warn!(
                 "connection requests from {address} are ignored for some seconds: too many \

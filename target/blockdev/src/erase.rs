@@ -45,20 +45,24 @@ impl BackingDevice {
     }
 
     /// Makes the whole store read as zeros, durably, and deallocates where that is supported.
-    /// `tell` is called with the bytes done and the total. When `stop` returns true, no further
+    /// `progress` is called with the bytes done and the total. When `stop` returns true, no further
     /// step begins.
     ///
     /// # Errors
     /// The status for the host: Command Interrupted if it was stopped. A part may be erased.
-    pub fn erase(&self, stop: impl Fn() -> bool, tell: impl FnMut(u64, u64)) -> Result<(), Status> {
-        let outcome = self.zero_all(&stop, tell).and_then(|()| self.sync(&stop));
+    pub fn erase(
+        &self,
+        stop: impl Fn() -> bool,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<(), Status> {
+        let outcome = self.zero_all(&stop, progress).and_then(|()| self.sync(&stop));
         self.hold_unrecorded(outcome, &stop)
     }
 
     fn zero_all(
         &self,
         stop: &impl Fn() -> bool,
-        mut tell: impl FnMut(u64, u64),
+        mut progress: impl FnMut(u64, u64),
     ) -> Result<(), Status> {
         if self.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
@@ -73,7 +77,7 @@ impl BackingDevice {
             let len = piece.min(total - at);
             self.zero(at, len, stop, &mut zeros)?;
             at += len;
-            tell(at, total);
+            progress(at, total);
         }
         crash_point();
         Ok(())

@@ -187,7 +187,7 @@ pub trait BlockDevice {
     fn recall(&mut self, tag: Tag, of: Tag);
 
     /// Requests many cancellations, of different operations, in ascending order of their tags.
-    fn recall_all(&mut self, wishes: &[CancelRequest]) {
-        wishes.iter().for_each(|wish| self.recall(wish.tag, wish.of));
+    fn recall_all(&mut self, requests: &[CancelRequest]) {
+        requests.iter().for_each(|request| self.recall(request.tag, request.of));
     }
 }

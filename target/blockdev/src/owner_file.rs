@@ -246,10 +246,10 @@ fn foreign(path: &Path, daemon: &Daemon) -> Result<Option<String>, OpenError> {
     };
     let Daemon { machine, process, host, .. } = &record.daemon;
     let since = record.since;
-    let told = format!("process {process} of {host} (machine {machine}) since `date -d @{since}`");
+    let owner = format!("process {process} of {host} (machine {machine}) since `date -d @{since}`");
     match daemon.outlives(&record.daemon) {
-        true => Ok(Some(told)),
-        false => Err(held(path, &told)),
+        true => Ok(Some(owner)),
+        false => Err(held(path, &owner)),
     }
 }
 

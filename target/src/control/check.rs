@@ -389,13 +389,14 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return absent(namespace, path, *size).map(|()| None);
         }
-        Err(error) => return Err(format!("{shown} cannot be reached: {}", told(&error))),
+        Err(error) => return Err(format!("{shown} cannot be reached: {}", sentence_of(&error))),
     };
     if !kind.file_type().is_file() && !kind.file_type().is_block_device() {
         return Err(format!("{shown} is neither a file nor a block device: name another `path`"));
     }
     let open = OpenOptions::new().read(true).write(!namespace.read_only).open(path);
-    let mut open = open.map_err(|error| format!("{shown} cannot be opened: {}", told(&error)))?;
+    let mut open =
+        open.map_err(|error| format!("{shown} cannot be opened: {}", sentence_of(&error)))?;
     let found = open.seek(SeekFrom::End(0)).map_err(|error| format!("{shown}: {error}"))?;
     let block = u64::from(namespace.block_size_bytes);
     match size {
@@ -435,7 +436,7 @@ fn claimed(path: &Path, device: &File, namespace: &NamespaceConfig) -> Option<St
 }
 
 /// Formats an error: a file that this user may not open may be accessible to the daemon.
-fn told(error: &io::Error) -> String {
+fn sentence_of(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => {
             format!("{error}: check as root, or as the user who runs the daemon")
@@ -490,8 +491,10 @@ mod tests {
     #[test]
     fn permission_errors_advise_to_check_as_root_or_the_daemons_user() {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
-        assert!(told(&denied).ends_with("check as root, or as the user who runs the daemon"));
-        assert!(!told(&io::Error::from_raw_os_error(libc::ENOTDIR)).contains("root"));
+        assert!(
+            sentence_of(&denied).ends_with("check as root, or as the user who runs the daemon")
+        );
+        assert!(!sentence_of(&io::Error::from_raw_os_error(libc::ENOTDIR)).contains("root"));
     }
 
     #[test]
@@ -510,15 +513,15 @@ mod tests {
         let mut config = Config::parse(&text).unwrap();
         let opening = BlockingPool::default();
         let _go_on = opening.hang_at(&hanging);
-        let told = |config: &Config| -> Vec<_> {
+        let problems = |config: &Config| -> Vec<_> {
             look_at_all(config, &opening, false).into_iter().map(|look| look.seen).collect()
         };
-        let found = told(&config);
+        let found = problems(&config);
         assert_eq!(found[0], Ok(None));
         assert!(found[1].as_ref().unwrap().as_ref().unwrap().contains("does not answer"));
         assert!(found[2].as_ref().unwrap().as_ref().unwrap().contains("is not there yet"));
         config.missing = Missing::Fail;
-        let found = told(&config);
+        let found = problems(&config);
         assert_eq!(found[0], Ok(None));
         assert!(found[1].as_ref().unwrap_err().contains("does not answer"));
         assert!(found[2].as_ref().unwrap_err().contains("does not exist"));
@@ -542,20 +545,20 @@ mod tests {
             at("name")
         ))
         .unwrap();
-        let told = |config: &Config| -> Vec<_> {
+        let problems = |config: &Config| -> Vec<_> {
             let checks = look_at_all(config, &BlockingPool::default(), false);
             checks.into_iter().map(|look| look.seen).collect()
         };
-        let pending = told(&config);
+        let pending = problems(&config);
         assert_eq!(pending[0], Ok(None));
         for later in &pending[1..] {
             let why = later.as_ref().unwrap().as_ref().unwrap();
             assert!(why.contains("is that of nqn.2026-11.io.nvmfd:a, namespace 1 too"), "{why}");
         }
         config.missing = Missing::Fail;
-        assert!(told(&config)[1].is_err());
+        assert!(problems(&config)[1].is_err());
         config.subsystems[0].namespaces.iter_mut().for_each(|each| each.read_only = true);
-        assert_eq!(told(&config), [Ok(None), Ok(None), Ok(None)]);
+        assert_eq!(problems(&config), [Ok(None), Ok(None), Ok(None)]);
     }
 
     /// On a machine whose root file system is on a device that this user may read.

@@ -138,7 +138,7 @@ pub fn announce(wanted: &str, pauses: bool) -> Result<(), String> {
     let wanted: Announcement =
         serde_json::from_str(wanted).map_err(|error| format!("no services: {error}"))?;
     block_on(async {
-        let mut asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
+        let mut asks = signals::listen().map_err(|e| format!("signals cannot be received: {e}"))?;
         let mut input = spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink()));
         let mut announced = None;
         let mut look = interval(LOOK);

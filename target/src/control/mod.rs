@@ -160,7 +160,7 @@ impl Pulse for crate::Liveness {
 /// One sentence: why the target did not start, or failed.
 pub fn run(declared: EffectiveConfig) -> Result<(), String> {
     block_on(async {
-        let asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
+        let asks = signals::listen().map_err(|e| format!("signals cannot be received: {e}"))?;
         begin(declared, asks).await
     })
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-type Tell = dyn Fn(&[NotifyState<'_>]) + Send;
+type Notify = dyn Fn(&[NotifyState<'_>]) + Send;
 
 /// The service manager.
 pub(super) struct ServiceNotifier {
-    tell: Box<Tell>,
+    notify: Box<Notify>,
 }
 
 impl ServiceNotifier {
@@ -23,30 +23,30 @@ impl ServiceNotifier {
         })
     }
 
-    /// A service manager for tests, which passes messages to `tell`.
-    pub(super) fn new(tell: impl Fn(&[NotifyState<'_>]) + Send + 'static) -> Self {
-        Self { tell: Box::new(tell) }
+    /// A service manager for tests, which passes messages to `notify`.
+    pub(super) fn new(notify: impl Fn(&[NotifyState<'_>]) + Send + 'static) -> Self {
+        Self { notify: Box::new(notify) }
     }
 
     pub(super) fn ready(&self, status: &str) {
-        (self.tell)(&[NotifyState::Ready, NotifyState::Status(status)]);
+        (self.notify)(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
     /// The time stamp lets a newer systemd distinguish this reload from an earlier one.
     pub(super) fn reloading(&self) {
         let mut states = vec![NotifyState::Reloading];
         states.extend(NotifyState::monotonic_usec_now());
-        (self.tell)(&states);
+        (self.notify)(&states);
     }
 
     pub(super) fn stopping(&self, status: &str) {
-        (self.tell)(&[NotifyState::Stopping, NotifyState::Status(status)]);
+        (self.notify)(&[NotifyState::Stopping, NotifyState::Status(status)]);
     }
 
     /// Extends the time limit of the stop beyond that of the unit file.
     pub(super) fn leaving(&self, takes: Duration) {
         let usec = takes.as_micros().try_into().unwrap_or(u32::MAX);
-        (self.tell)(&[
+        (self.notify)(&[
             NotifyState::Stopping,
             NotifyState::ExtendTimeoutUsec(usec),
             NotifyState::Status("leaving: hosts go on by other paths"),
@@ -54,10 +54,10 @@ impl ServiceNotifier {
     }
 
     pub(super) fn status(&self, status: &str) {
-        (self.tell)(&[NotifyState::Status(status)]);
+        (self.notify)(&[NotifyState::Status(status)]);
     }
 
     pub(super) fn watchdog(&self) {
-        (self.tell)(&[NotifyState::Watchdog]);
+        (self.notify)(&[NotifyState::Watchdog]);
     }
 }

@@ -19,9 +19,9 @@ size = "1GiB"
 
 /// All events, in order.
 #[derive(Clone, Default)]
-struct Story(Arc<Mutex<Vec<String>>>);
+struct Trace(Arc<Mutex<Vec<String>>>);
 
-impl Story {
+impl Trace {
     fn add(&self, line: impl Into<String>) {
         self.0.lock().unwrap().push(line.into());
     }
@@ -45,7 +45,7 @@ impl Story {
 }
 
 struct Fake {
-    story: Story,
+    trace: Trace,
     health: FakePulse,
     /// Whether `apply` fails.
     refuses: bool,
@@ -53,14 +53,14 @@ struct Fake {
     after: (bool, bool),
     apply_takes: Duration,
     /// `apply` continues until this is true.
-    apply_ends: fn(&Story) -> bool,
+    apply_ends: fn(&Trace) -> bool,
     apply_panics: bool,
     stop_takes: Duration,
 }
 
 #[derive(Clone)]
 struct FakePulse {
-    story: Story,
+    trace: Trace,
     alive: Arc<AtomicBool>,
     fails: Arc<AtomicBool>,
     pending: Arc<Mutex<Vec<String>>>,
@@ -86,14 +86,14 @@ impl Serve for Fake {
 
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String> {
         self.health.set(self.after);
-        self.story.add(format!("apply depth {}", config.limits.queue_depth));
+        self.trace.add(format!("apply depth {}", config.limits.queue_depth));
         std::thread::sleep(self.apply_takes);
         let deadline = Instant::now() + PATIENCE;
-        while !(self.apply_ends)(&self.story) && Instant::now() < deadline {
+        while !(self.apply_ends)(&self.trace) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(!self.apply_panics);
-        self.story.add("applied");
+        self.trace.add("applied");
         if self.refuses { Err("no".to_owned()) } else { Ok(vec!["one change".to_owned()]) }
     }
 
@@ -107,15 +107,15 @@ impl Serve for Fake {
     }
 
     fn leave(&self, until: Instant) {
-        self.story.add("leaving");
+        self.trace.add("leaving");
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
-        self.story.add("left");
+        self.trace.add("left");
     }
 
     fn stop(self, deadline: Instant) {
         assert!(deadline <= Instant::now() + STOP_BUDGET);
         std::thread::sleep(self.stop_takes);
-        self.story.add("stopped");
+        self.trace.add("stopped");
     }
 }
 
@@ -134,12 +134,12 @@ impl Pulse for FakePulse {
 
     fn part(&self, deadline: Instant) {
         assert!(deadline <= Instant::now() + STOP_BUDGET);
-        self.story.add("parted");
+        self.trace.add("parted");
     }
 }
 
 struct Stage {
-    story: Story,
+    trace: Trace,
     directory: TempDir,
     control: Control,
     orders: mpsc::Sender<Order>,
@@ -150,11 +150,11 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("nvmfd.toml");
     std::fs::write(&file, TEXT).unwrap();
-    let story = Story::default();
+    let trace = Trace::default();
     let mut target = Fake {
-        story: story.clone(),
+        trace: trace.clone(),
         health: FakePulse {
-            story: story.clone(),
+            trace: trace.clone(),
             alive: Arc::default(),
             fails: Arc::default(),
             pending: Arc::default(),
@@ -168,7 +168,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     };
     target.health.set(WELL);
     change(&mut target);
-    let told = story.clone();
+    let told = trace.clone();
     let manager = ServiceNotifier::new(move |states| {
         for state in states {
             told.add(state.to_string());
@@ -178,7 +178,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     let (orders, wanted) = mpsc::channel(1);
     let control = Control::new(manager, None, wanted);
     Stage {
-        story,
+        trace,
         directory,
         control,
         orders,
@@ -201,7 +201,7 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 /// An input to the daemon.
 enum Act {
     Ask(ControlRequest),
-    /// Waits until the story has this number of lines with this prefix.
+    /// Waits until the trace has this number of lines with this prefix.
     Until(usize, &'static str),
 }
 
@@ -219,7 +219,7 @@ impl Stage {
                     match act {
                         Act::Ask(ask) => sender.send(*ask).await.unwrap(),
                         Act::Until(count, start) => {
-                            while self.story.count(start) < *count {
+                            while self.trace.count(start) < *count {
                                 tokio::time::sleep(Duration::from_millis(5)).await;
                             }
                         }
@@ -243,10 +243,10 @@ impl Stage {
 #[test]
 fn a_stop_is_reported_to_the_service_manager_and_drains() {
     let stage = stage(|_| ());
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     stage.play(&[STOP]).unwrap();
     assert_eq!(
-        story.lines(),
+        trace.lines(),
         [
             "READY=1",
             "STATUS=1 subsystem, 1 namespace on 127.0.0.1:4420",
@@ -261,10 +261,10 @@ fn a_stop_is_reported_to_the_service_manager_and_drains() {
 fn paths_are_inaccessible_for_a_configured_time_before_a_stop() {
     let mut stage = stage(|_| ());
     stage.served.config.stop.inaccessible_ms = 30;
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     stage.play(&[STOP]).unwrap();
     assert_eq!(
-        story.since("STOPPING=1"),
+        trace.since("STOPPING=1"),
         [
             "STOPPING=1",
             "EXTEND_TIMEOUT_USEC=5530000",
@@ -280,9 +280,9 @@ fn paths_are_inaccessible_for_a_configured_time_before_a_stop() {
 fn a_second_stop_request_skips_the_time_for_path_failover() {
     let mut stage = stage(|_| ());
     stage.served.config.stop.inaccessible_ms = 3000;
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     stage.play(&[STOP, Act::Until(1, "leaving"), STOP]).unwrap();
-    assert!(!story.has("left") && !story.has("stopped"));
+    assert!(!trace.has("left") && !trace.has("stopped"));
 }
 
 #[test]
@@ -291,28 +291,28 @@ fn pending_objects_are_reported_to_the_service_manager() {
         let pending = ["listener a: no address", "namespace b: no device"].map(str::to_owned);
         fake.health.pending.lock().unwrap().extend(pending);
     });
-    let (story, line) = (stage.story.clone(), "STATUS=serving; waiting for listener a: no address");
+    let (trace, line) = (stage.trace.clone(), "STATUS=serving; waiting for listener a: no address");
     stage.play(&[Act::Until(1, line), RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
-    assert!(story.has(&format!("{line}; and 1 more")), "{:?}", story.lines());
+    assert!(trace.has(&format!("{line}; and 1 more")), "{:?}", trace.lines());
     assert_eq!(waiting(&[]), "serving everything that is configured");
 }
 
 #[test]
 fn a_second_stop_request_ends_the_daemon_without_draining() {
     let stage = stage(|fake| fake.stop_takes = FOR_EVER);
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     stage.play(&[STOP, RELOAD, STOP]).unwrap();
-    assert!(!story.has("stopped"));
+    assert!(!trace.has("stopped"));
 }
 
 #[test]
 fn a_reload_is_applied_and_notifies_ready_again() {
     let stage = stage(|_| ());
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     let text = format!("{TEXT}[limits]\nqueue_depth = 16\n").replace("disk1", "disk2");
     std::fs::write(stage.directory.path().join("nvmfd.toml"), text).unwrap();
     stage.play(&[RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
-    let lines = story.lines();
+    let lines = trace.lines();
     assert_eq!(lines[2], "RELOADING=1");
     assert!(lines[3].starts_with("MONOTONIC_USEC="));
     assert_eq!(lines[4..7], ["apply depth 16", "applied", "READY=1"]);
@@ -321,37 +321,37 @@ fn a_reload_is_applied_and_notifies_ready_again() {
 #[test]
 fn a_configuration_with_errors_is_not_applied() {
     let stage = stage(|_| ());
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     std::fs::write(stage.directory.path().join("nvmfd.toml"), "nonsense = 1").unwrap();
     stage.play(&[RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
-    assert_eq!(story.count("apply"), 0);
-    assert!(story.has("stopped"));
+    assert_eq!(trace.count("apply"), 0);
+    assert!(trace.has("stopped"));
 }
 
 #[test]
 fn a_refused_reload_leaves_the_target_serving() {
     let stage = stage(|fake| fake.refuses = true);
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     let (second, third) = (Act::Until(2, "READY=1"), Act::Until(3, "READY=1"));
     stage.play(&[RELOAD, second, RELOAD, third, STOP]).unwrap();
-    assert_eq!(story.count("applied"), 2);
+    assert_eq!(trace.count("applied"), 2);
     let status = "1 subsystem, 1 namespace on 127.0.0.1:4420; the last reload was refused";
-    assert!(story.has(&format!("STATUS={status}: see the log")));
-    assert!(story.has("stopped"));
+    assert!(trace.has(&format!("STATUS={status}: see the log")));
+    assert!(trace.has("stopped"));
 }
 
 #[test]
 fn a_failed_target_ends_the_daemon_with_its_error() {
     let stage = stage(|fake| fake.health.set(DEAD));
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     assert_eq!(stage.play(&[]).unwrap_err(), "the reactor is gone");
-    assert!(story.has("STATUS=the reactor is gone"));
+    assert!(trace.has("STATUS=the reactor is gone"));
 }
 
 #[test]
 fn the_watchdog_is_fed_only_while_no_reactor_is_stuck() {
     for health in [WELL, STUCK] {
-        let Stage { story, mut control, served, directory: _directory, orders: _orders } =
+        let Stage { trace, mut control, served, directory: _directory, orders: _orders } =
             stage(|fake| fake.health.set(health));
         control.watchdog = Some(Duration::from_millis(10));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -359,7 +359,7 @@ fn the_watchdog_is_fed_only_while_no_reactor_is_stuck() {
             let (_sender, receiver) = mpsc::channel(1);
             let _ = timeout(Duration::from_millis(200), control.serve(served, receiver)).await;
         });
-        assert_eq!(story.has("WATCHDOG=1"), health == WELL);
+        assert_eq!(trace.has("WATCHDOG=1"), health == WELL);
     }
 }
 
@@ -377,14 +377,14 @@ const APPLYING: Act = Act::Until(1, "apply depth");
 
 #[test]
 fn the_watchdog_is_fed_and_a_stop_accepted_during_a_slow_reload() {
-    let fed_since_the_stop = |story: &Story| {
-        story.has("STOPPING=1") && story.since("STOPPING=1").contains(&"WATCHDOG=1".to_owned())
+    let fed_since_the_stop = |trace: &Trace| {
+        trace.has("STOPPING=1") && trace.since("STOPPING=1").contains(&"WATCHDOG=1".to_owned())
     };
     let stage = slow_reload(|fake| fake.apply_ends = fed_since_the_stop);
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     // Notified before the request to stop, and after.
     stage.play(&[RELOAD, APPLYING, Act::Until(8, "WATCHDOG=1"), STOP]).unwrap();
-    let mut lines = story.since("apply depth");
+    let mut lines = trace.since("apply depth");
     let applied = lines.iter().position(|line| line == "applied").expect("it ended");
     let ticks = lines[..applied].iter().filter(|line| *line == "WATCHDOG=1").count();
     assert!(ticks >= 8, "{ticks} ticks");
@@ -408,63 +408,63 @@ fn the_watchdog_is_fed_and_a_stop_accepted_during_a_slow_reload() {
 #[test]
 fn a_reactor_that_gets_stuck_during_a_reload_starves_the_watchdog() {
     let stage = slow_reload(|fake| fake.after = STUCK);
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     let (fed, ready) = (Act::Until(3, "WATCHDOG=1"), Act::Until(2, "READY=1"));
     stage.play(&[fed, RELOAD, ready, STOP]).unwrap();
-    let fed = story.since("apply depth").iter().filter(|line| *line == "WATCHDOG=1").count();
+    let fed = trace.since("apply depth").iter().filter(|line| *line == "WATCHDOG=1").count();
     // One check may have been in progress.
-    assert!(fed <= 1, "{:?}", story.lines());
+    assert!(fed <= 1, "{:?}", trace.lines());
 }
 
 #[test]
 fn a_target_failure_is_detected_before_a_running_reload_ends() {
     for acts in [&[RELOAD][..], &[RELOAD, APPLYING, STOP]] {
         let stage = slow_reload(|fake| (fake.after, fake.apply_takes) = (DEAD, FOR_EVER));
-        let story = stage.story.clone();
+        let trace = stage.trace.clone();
         assert_eq!(stage.play(acts).unwrap_err(), "the reactor is gone");
-        assert!(!story.has("applied"));
-        assert!(story.has("STATUS=the reactor is gone"));
+        assert!(!trace.has("applied"));
+        assert!(trace.has("STATUS=the reactor is gone"));
     }
 }
 
 #[test]
 fn reload_requests_during_a_reload_are_coalesced() {
     let stage = slow_reload(|_| ());
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     let third = Act::Until(3, "READY=1");
     stage.play(&[RELOAD, APPLYING, RELOAD, RELOAD, RELOAD, third, STOP]).unwrap();
-    assert_eq!(story.count("applied"), 2);
-    assert_eq!(story.count("RELOADING=1"), 2);
+    assert_eq!(trace.count("applied"), 2);
+    assert_eq!(trace.count("RELOADING=1"), 2);
 }
 
 #[test]
 fn a_stop_request_during_a_reload_precedes_queued_reloads() {
     let stage = slow_reload(|_| ());
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     stage.play(&[RELOAD, APPLYING, RELOAD, STOP, RELOAD]).unwrap();
-    assert_eq!(story.count("applied"), 1);
-    assert!(story.has("stopped"));
+    assert_eq!(trace.count("applied"), 1);
+    assert!(trace.has("stopped"));
 }
 
 #[test]
 fn a_second_stop_request_does_not_wait_for_a_reload() {
     let stage = slow_reload(|fake| fake.apply_takes = FOR_EVER);
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     stage.play(&[RELOAD, APPLYING, STOP, RELOAD, STOP]).unwrap();
-    assert!(!story.has("stopped"));
+    assert!(!trace.has("stopped"));
 }
 
 #[test]
 fn a_hung_reload_delays_a_stop_only_for_the_grace_period() {
     let stage = slow_reload(|fake| fake.apply_takes = FOR_EVER);
-    let story = stage.story.clone();
+    let trace = stage.trace.clone();
     let began = Instant::now();
     stage.play(&[RELOAD, APPLYING, STOP]).unwrap();
     assert!(began.elapsed() >= RELOAD_GRACE);
-    assert!(!story.has("stopped"), "the reload has the target");
-    assert!(story.has("parted"), "hosts are told all the same");
+    assert!(!trace.has("stopped"), "the reload has the target");
+    assert!(trace.has("parted"), "hosts are told all the same");
     // Fifty are due; a machine that stalls may miss some.
-    let fed = story.count("WATCHDOG=1");
+    let fed = trace.count("WATCHDOG=1");
     assert!(fed >= 10, "the watchdog is fed {fed} times in {RELOAD_GRACE:?}");
 }
 
@@ -526,7 +526,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     });
     let (_, answer) = remove(served, 1);
     assert!(matches!(answer, Err(handle::ChangeError::Unkept(_))), "{answer:?}");
-    assert_eq!(stage.story.count("applied"), 1, "nobody has seen it");
+    assert_eq!(stage.trace.count("applied"), 1, "nobody has seen it");
     let after = EffectiveConfig::load(&file).unwrap();
     assert_eq!(after.changes().kept.len(), 1);
     assert_eq!(after.config().subsystems[0].namespaces.len(), 1);

@@ -137,9 +137,9 @@ fn subsystem(
     lines.extend(is.hosts.difference(&was.hosts).map(|host| format!("+ host {host} of {nqn}")));
     lines.extend(was.hosts.difference(&is.hosts).map(|host| format!("- host {host} of {nqn}")));
     let trees = (list(&mut old, "namespace"), list(&mut new, "namespace"));
-    for told in ["allow_any_host", "hosts"] {
-        old.remove(told);
-        new.remove(told);
+    for key in ["allow_any_host", "hosts"] {
+        old.remove(key);
+        new.remove(key);
     }
     let before = lines.len();
     keys(lines, nqn.as_str(), &old, &new);

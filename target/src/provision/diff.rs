@@ -99,7 +99,9 @@ impl<'a> Diff<'a> {
                 let (device, notices) = retained(key, device, namespace, size, is_probed)?;
                 self.next.notices.extend(notices);
                 if device.configured_block_bytes != namespace.block_size_bytes {
-                    self.next.notices.extend(device.format.told(namespace.block_size_bytes));
+                    self.next
+                        .notices
+                        .extend(device.format.difference_from(namespace.block_size_bytes));
                 }
                 let configured_block_bytes = namespace.block_size_bytes;
                 let device = ServedDevice { configured_block_bytes, ..device };
@@ -154,7 +156,9 @@ impl<'a> Diff<'a> {
             let is_there = plan.same.as_ref().is_some_and(FileId::is_there);
             match backing.and_then(|backing| Ok(self.current.make(id, plan, backing)?)) {
                 Ok(device) => {
-                    self.next.notices.extend(device.format.told(namespace.block_size_bytes));
+                    self.next
+                        .notices
+                        .extend(device.format.difference_from(namespace.block_size_bytes));
                     self.next.by_namespace.insert(key, device);
                 }
                 Err(unserved) => self.set_pending(key, namespace, is_there, unserved)?,

@@ -73,10 +73,10 @@ impl<D> FormatTask<D> {
     /// The status of the completion: nothing has changed.
     pub fn begin(
         nqn: Nqn,
-        wish: FormatRequest,
+        request: FormatRequest,
         devices: &mut impl FormatDevices<Device = D>,
     ) -> Result<FormatTask<D>, Status> {
-        let nsid = wish.nsid;
+        let nsid = request.nsid;
         let gone = Status::INVALID_NAMESPACE.with_dnr();
         let subsystem = devices.registry().subsystem(&nqn).ok_or(gone)?;
         let (device, format) = devices.device(nqn, nsid).ok_or(gone)?;
@@ -85,7 +85,7 @@ impl<D> FormatTask<D> {
         let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
         let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
         let namespace = served.ok_or(gone)?;
-        let job = FormatJob::begin(wish, namespace, &format)?;
+        let job = FormatJob::begin(request, namespace, &format)?;
         info!(subsystem = %nqn, nsid, "format started by a host");
         devices.republish(&nqn);
         // After the new snapshot: later commands are refused.
@@ -167,12 +167,12 @@ impl FormatCompletion {
 /// The status of the completion; the block size is unchanged, and data may have been erased.
 pub(crate) fn execute(
     nqn: Nqn,
-    wish: FormatRequest,
+    request: FormatRequest,
     provisioner: &Mutex<Provisioner>,
     shared: &Shared,
 ) -> Result<(), Status> {
-    let outcome = format(nqn, wish, provisioner, &shared.registry);
-    let FormatRequest { nsid, block_size_bytes, cntlid, .. } = wish;
+    let outcome = format(nqn, request, provisioner, &shared.registry);
+    let FormatRequest { nsid, block_size_bytes, cntlid, .. } = request;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
         Err(status) => warn!(subsystem = %nqn, nsid, %status, "namespace not formatted"),
@@ -200,11 +200,11 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
 
 fn format(
     nqn: Nqn,
-    wish: FormatRequest,
+    request: FormatRequest,
     provisioner: &Mutex<Provisioner>,
     registry: &Registry,
 ) -> Result<(), Status> {
-    let mut task = FormatTask::begin(nqn, wish, &mut *lock(provisioner))?;
+    let mut task = FormatTask::begin(nqn, request, &mut *lock(provisioner))?;
     let _ = task.drained.recv();
     let erased = task.hold().and_then(|()| {
         let progress = &**task.progress();

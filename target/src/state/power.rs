@@ -118,12 +118,12 @@ mod tests {
     fn an_unsafe_shutdown_is_counted_at_the_next_start() {
         let directory = tempfile::tempdir().unwrap();
         let start = |now| {
-            let book = PowerLog::open(Some(directory.path()), now);
-            book.save(now, true);
-            book
+            let log = PowerLog::open(Some(directory.path()), now);
+            log.save(now, true);
+            log
         };
-        let told = |book: &PowerLog, now| {
-            let power = book.meter.at(now);
+        let told = |log: &PowerLog, now| {
+            let power = log.meter.at(now);
             (power.cycles, power.on_hours, power.unsafe_shutdowns)
         };
         let now = Instant::now();
@@ -151,8 +151,8 @@ mod tests {
         assert!(load(directory.path(), now).is_some());
         for bad in ["", "crc32 ", &good.replace("cycles 1", "cycles 2"), &good[..good.len() - 1]] {
             fs::write(&path, bad).unwrap();
-            let book = PowerLog::open(Some(directory.path()), now);
-            let power = book.meter.at(now);
+            let log = PowerLog::open(Some(directory.path()), now);
+            let power = log.meter.at(now);
             assert_eq!((power.cycles, power.on_hours, power.unsafe_shutdowns), (1, 0, 0));
         }
         let full =
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn power_counters_restart_without_a_state_directory() {
         let now = Instant::now();
-        let book = PowerLog::open(None, now);
-        book.save(now, true);
-        assert_eq!(book.meter.at(now + Duration::from_secs(3600)).on_hours, 1);
+        let log = PowerLog::open(None, now);
+        log.save(now, true);
+        assert_eq!(log.meter.at(now + Duration::from_secs(3600)).on_hours, 1);
         assert_eq!(PowerMeter::default().at(now).cycles, 1);
     }
 }

@@ -48,7 +48,7 @@ impl DeviceTrust {
 
     /// Removes hosts that know of the failure now. What cannot be written is retried, and so is all
     /// of it while another record is written, which may hang.
-    pub(crate) fn drop_told_hosts(&self) {
+    pub(crate) fn drop_notified_hosts(&self) {
         let Ok(mut known) = self.known.try_lock() else { return };
         let with_hosts = known.iter().filter(|(_, reason)| !reason.hosts.is_empty());
         let with_hosts: Vec<_> = with_hosts.map(|(uuid, it)| (*uuid, it.clone())).collect();
@@ -190,14 +190,17 @@ mod tests {
     #[test]
     fn a_distrust_survives_restarts_until_it_is_cleared() {
         let directory = tempfile::tempdir().unwrap();
-        let book = || DeviceTrust::new(Some(directory.path().to_owned()));
-        assert_eq!(book().of(UUID), Distrust::default());
+        let records = || DeviceTrust::new(Some(directory.path().to_owned()));
+        assert_eq!(records().of(UUID), Distrust::default());
         for distrust in [FAILED, Distrust { shortened: true, ..FAILED }] {
-            book().set(UUID, distrust).unwrap();
-            assert_eq!((book().of(UUID), book().of(Uuid::nil())), (distrust, Distrust::default()));
+            records().set(UUID, distrust).unwrap();
+            assert_eq!(
+                (records().of(UUID), records().of(Uuid::nil())),
+                (distrust, Distrust::default())
+            );
         }
-        book().set(UUID, Distrust::default()).unwrap();
-        assert_eq!(book().of(UUID), Distrust::default());
+        records().set(UUID, Distrust::default()).unwrap();
+        assert_eq!(records().of(UUID), Distrust::default());
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
 
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn hosts_without_the_failure_are_persisted_until_they_know_of_it() {
         let directory = tempfile::tempdir().unwrap();
-        let book = || DeviceTrust::new(Some(directory.path().to_owned()));
+        let records = || DeviceTrust::new(Some(directory.path().to_owned()));
         let (registry, subsystem) = (Registry::new(vec![], 8, 1 << 20), sample());
         let (registry, nqn) = (Arc::new(registry), subsystem.nqn);
         let uuid = Uuid::from_bytes(subsystem.namespaces[0].uuid);
@@ -217,43 +220,49 @@ mod tests {
         };
         let hosts_of = hosts.map(connect);
         hosts_of[1].unflushed.presume_written(2);
-        let first = book();
+        let first = records();
         first.with_hosts_of(&registry);
         first.set(uuid, FAILED).unwrap();
-        assert_eq!(book().hosts(uuid), []);
+        assert_eq!(records().hosts(uuid), []);
         registry.presume_written(&nqn, 1);
         first.set(uuid, FAILED).unwrap();
-        assert_eq!((book().of(uuid), book().hosts(uuid)), (FAILED, hosts.to_vec()));
+        assert_eq!((records().of(uuid), records().hosts(uuid)), (FAILED, hosts.to_vec()));
         registry.report_lost_writes(&nqn, 1);
         first.set(uuid, Distrust::default()).unwrap();
-        assert_eq!((book().of(uuid), book().hosts(uuid)), (Distrust::default(), hosts.to_vec()));
-        first.drop_told_hosts();
-        assert_eq!(book().hosts(uuid), hosts);
+        assert_eq!(
+            (records().of(uuid), records().hosts(uuid)),
+            (Distrust::default(), hosts.to_vec())
+        );
+        first.drop_notified_hosts();
+        assert_eq!(records().hosts(uuid), hosts);
         assert_eq!(hosts_of[0].unflushed.begin_flush(1), None);
-        first.drop_told_hosts();
-        assert_eq!(book().hosts(uuid), hosts[1..]);
+        first.drop_notified_hosts();
+        assert_eq!(records().hosts(uuid), hosts[1..]);
         first.forget(uuid).unwrap();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
 
     #[test]
     fn a_distrust_without_a_state_directory_ends_with_the_daemon() {
-        let book = DeviceTrust::new(None);
-        book.set(UUID, FAILED).unwrap();
-        assert_eq!((book.of(UUID), DeviceTrust::new(None).of(UUID)), (FAILED, Distrust::default()));
+        let records = DeviceTrust::new(None);
+        records.set(UUID, FAILED).unwrap();
+        assert_eq!(
+            (records.of(UUID), DeviceTrust::new(None).of(UUID)),
+            (FAILED, Distrust::default())
+        );
     }
 
     #[test]
     fn a_distrust_that_cannot_be_persisted_or_removed_is_in_force() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
-        let book = DeviceTrust::new(Some(path.clone()));
-        assert!(book.set(UUID, FAILED).is_err());
-        assert_eq!(book.of(UUID), FAILED);
-        assert!(book.set(UUID, Distrust::default()).is_err());
-        assert_eq!(book.of(UUID), FAILED);
+        let records = DeviceTrust::new(Some(path.clone()));
+        assert!(records.set(UUID, FAILED).is_err());
+        assert_eq!(records.of(UUID), FAILED);
+        assert!(records.set(UUID, Distrust::default()).is_err());
+        assert_eq!(records.of(UUID), FAILED);
         fs::create_dir(&path).unwrap();
-        book.set(UUID, FAILED).unwrap();
+        records.set(UUID, FAILED).unwrap();
         assert_eq!(DeviceTrust::new(Some(path)).of(UUID), FAILED);
     }
 

@@ -76,8 +76,8 @@ impl NamespaceAdmin {
         // Each format holds a clone.
         let pass = Arc::new(());
         while let Ok(NamespaceAdminMessage::Order(order)) = self.messages.recv() {
-            if let NamespaceRequest::Format(wish) = order.what {
-                format(wish, &order, &pass, provisioner, shared, pool);
+            if let NamespaceRequest::Format(request) = order.what {
+                format(request, &order, &pass, provisioner, shared, pool);
                 continue;
             }
             complete(&shared.registry, &order, ns_requests::execute(provisioner, &order));
@@ -92,7 +92,7 @@ pub fn complete(registry: &Registry, order: &NamespaceJob, outcome: Result<u32, 
 
 /// Starts a task that formats a namespace and completes the request.
 fn format(
-    wish: FormatRequest,
+    request: FormatRequest,
     order: &NamespaceJob,
     pass: &Arc<()>,
     provisioner: &Arc<Mutex<Provisioner>>,
@@ -105,7 +105,7 @@ fn format(
     }
     let (pass, provisioner, own) = (Arc::clone(pass), Arc::clone(provisioner), Arc::clone(shared));
     let spawned = pool.spawn(move || {
-        let outcome = format_task::execute(nqn, wish, &provisioner, &own);
+        let outcome = format_task::execute(nqn, request, &provisioner, &own);
         drop(pass);
         // A stop waits for the completion, and may open the devices again afterwards.
         drop(provisioner);

@@ -132,7 +132,7 @@ impl NamespaceStateWorker {
     fn handle(&mut self, message: NamespaceStateMessage, registry: &Registry) {
         match message {
             NamespaceStateMessage::Ask(ask) => self.serve(ask, registry),
-            NamespaceStateMessage::Protect(wish) => self.protect(wish, registry),
+            NamespaceStateMessage::Protect(request) => self.protect(request, registry),
             NamespaceStateMessage::Mark(mark) => {
                 let outcome = check_marking(&mark, registry);
                 let outcome = outcome.and_then(|()| mark.of.change(&mark.change));
@@ -177,23 +177,23 @@ impl NamespaceStateWorker {
 
     /// Sets the state of all namespaces, and notifies their controllers. A namespace counts as
     /// protected, and the request is completed, when no earlier command can change it any more.
-    fn protect(&mut self, wish: WriteProtectRequest, registry: &Registry) {
-        for protection in &wish.of {
+    fn protect(&mut self, request: WriteProtectRequest, registry: &Registry) {
+        for protection in &request.of {
             let place = (&protection.subsystem, protection.nsid);
             let loaded = check_loaded(registry, place, |it| it.protection == *protection);
-            match loaded.and_then(|()| protection.change(wish.state)) {
+            match loaded.and_then(|()| protection.change(request.state)) {
                 Ok(true) => registry.announce(&protection.subsystem, protection.nsid),
                 Ok(false) => {}
-                Err(status) => return answer(registry, &wish.from, Err(status)),
+                Err(status) => return answer(registry, &request.from, Err(status)),
             }
         }
-        match wish.of.first() {
-            Some(first) if wish.state != WriteProtectState::NONE => {
-                let nsids = wish.of.iter().map(|protection| protection.nsid).collect();
-                let fence = self.fence(first.subsystem, nsids, DrainScope::Writers, wish.from);
+        match request.of.first() {
+            Some(first) if request.state != WriteProtectState::NONE => {
+                let nsids = request.of.iter().map(|protection| protection.nsid).collect();
+                let fence = self.fence(first.subsystem, nsids, DrainScope::Writers, request.from);
                 registry.fence(&fence);
             }
-            _ => answer(registry, &wish.from, Ok(())),
+            _ => answer(registry, &request.from, Ok(())),
         }
     }
 

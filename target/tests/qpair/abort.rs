@@ -15,16 +15,16 @@ fn abort(sqid: u16, cid: u16) -> Sqe {
     Sqe { cdw10, ..Sqe::admin(AdminOpcode::ABORT).with_cid(0x70) }
 }
 
-/// The wish of an Abort command on another reactor, as its mail brings it to an I/O queue.
-struct Wish {
+/// The abort of an Abort command on another reactor, as its mail brings it to an I/O queue.
+struct Abort {
     home: Sender,
     _inbox: Mailbox,
 }
 
-impl Wish {
-    fn new() -> Wish {
+impl Abort {
+    fn new() -> Abort {
         let (home, inbox) = mailbox().unwrap();
-        Wish { home, _inbox: inbox }
+        Abort { home, _inbox: inbox }
     }
 
     fn tell(
@@ -117,7 +117,7 @@ fn excess_aborts_fail_with_abort_command_limit_exceeded() {
 
 #[test]
 fn abort_reports_whether_the_device_cancelled_the_operation() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
         let flush = Sqe::io(IoOpcode::FLUSH, 1).with_cid(CID);
         let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(1, 0).with_cid(CID);
@@ -129,7 +129,7 @@ fn abort_reports_whether_the_device_cancelled_the_operation() {
             while world.disk.waiting.is_empty() {
                 assert!(world.fabric_step(&mut queue));
             }
-            let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+            let recall = abort.tell(&mut world, &mut queue, &admin, CID);
             assert_eq!(recall.outcome(), None, "the disk has not answered");
             let found = ends(&mut world, &mut queue, &recall);
             assert_eq!(found, expected, "{sqe:?}");
@@ -140,11 +140,11 @@ fn abort_reports_whether_the_device_cancelled_the_operation() {
 
 #[test]
 fn abort_does_not_wait_for_an_operation_that_cannot_be_cancelled() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.send(&mut queue, &read(), &[]);
-    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    let recall = abort.tell(&mut world, &mut queue, &admin, CID);
     assert!(world.disk_step(&mut queue), "the disk will not give it back");
     assert_eq!((recall.outcome(), world.disk.waiting.len()), (Some(false), 1));
     assert_eq!(ends(&mut world, &mut queue, &recall), (0, false));
@@ -153,7 +153,7 @@ fn abort_does_not_wait_for_an_operation_that_cannot_be_cancelled() {
 
 #[test]
 fn concurrent_aborts_of_a_command_all_report_its_outcome() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
         for sqe in [read(), write()] {
             // When the later Aborts arrive: in every state from the capsule to the device.
@@ -163,11 +163,11 @@ fn concurrent_aborts_of_a_command_all_report_its_outcome() {
                 let (mut queue, admin, posted) = io_queue(&mut world);
                 world.memory[..4096].fill(0xAB);
                 world.send(&mut queue, &sqe, &[]);
-                let first = wish.tell(&mut world, &mut queue, &admin, CID);
+                let first = abort.tell(&mut world, &mut queue, &admin, CID);
                 for _ in 0..steps {
                     world.fabric_step(&mut queue);
                 }
-                let more = [(); 3].map(|()| wish.tell(&mut world, &mut queue, &admin, CID));
+                let more = [(); 3].map(|()| abort.tell(&mut world, &mut queue, &admin, CID));
                 let found = ends(&mut world, &mut queue, &first);
                 // What is pulled does not need the disk to be given back.
                 let pulled = sqe.opcode == write().opcode;
@@ -186,13 +186,13 @@ fn concurrent_aborts_of_a_command_all_report_its_outcome() {
 
 #[test]
 fn an_aborted_write_that_is_pulling_data_does_not_reach_the_device() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let before = world.disk.blocks.clone();
     world.memory[..4096].fill(0xAB);
     world.send(&mut queue, &write(), &[]);
-    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    let recall = abort.tell(&mut world, &mut queue, &admin, CID);
     assert_eq!(ends(&mut world, &mut queue, &recall), (0x007, true));
     assert!(world.disk.blocks == before && world.disk.trace.is_empty());
     end_both(world, queue, admin, posted);
@@ -200,7 +200,7 @@ fn an_aborted_write_that_is_pulling_data_does_not_reach_the_device() {
 
 #[test]
 fn an_aborted_command_leaves_the_buffer_wait_queue() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for cid in 0..8 {
@@ -208,7 +208,7 @@ fn an_aborted_command_leaves_the_buffer_wait_queue() {
         world.send(&mut queue, &read.with_cid(cid), &[]);
     }
     assert_eq!((world.disk.waiting.len(), world.waiters.len()), (4, 4));
-    let recall = wish.tell(&mut world, &mut queue, &admin, 6);
+    let recall = abort.tell(&mut world, &mut queue, &admin, 6);
     assert_eq!((recall.outcome(), world.waiters.len()), (None, 3));
     assert!(world.fabric_step(&mut queue));
     assert_eq!(recall.outcome(), Some(true));
@@ -222,7 +222,7 @@ fn an_aborted_command_leaves_the_buffer_wait_queue() {
 
 #[test]
 fn abort_of_either_fused_half_removes_both_from_the_buffer_queue() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     for cid in 0..8 {
@@ -240,7 +240,7 @@ fn abort_of_either_fused_half_removes_both_from_the_buffer_queue() {
             world.send(&mut queue, &half, &[]);
         }
         assert_eq!(world.waiters.len(), 5, "the first half stands in line for both");
-        let recall = wish.tell(&mut world, &mut queue, &admin, aborted);
+        let recall = abort.tell(&mut world, &mut queue, &admin, aborted);
         assert_eq!((recall.outcome(), world.waiters.len()), (None, 4));
         while world.fabric_step(&mut queue) {}
         assert_eq!(recall.outcome(), Some(true));
@@ -261,7 +261,7 @@ fn abort_of_either_fused_half_removes_both_from_the_buffer_queue() {
 
 #[test]
 fn remaining_ranges_of_an_aborted_deallocation_stay_unchanged() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let mut data = vec![0; 4096];
@@ -270,8 +270,8 @@ fn remaining_ranges_of_an_aborted_deallocation_stay_unchanged() {
     }
     let dsm = Sqe::deallocation(1, 2).with_sgl(Sgl::in_capsule(0, 4096)).with_cid(CID);
     world.send(&mut queue, &dsm, &data);
-    // The wish meets the operation on its way home: the disk has not heard of it yet.
-    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    // The abort meets the operation on its way home: the disk has not heard of it yet.
+    let recall = abort.tell(&mut world, &mut queue, &admin, CID);
     let done = world.disk.perform(&world.pool).unwrap();
     queue.on_disk(done.tag as u16, done, &mut world.io());
     assert_eq!(ends(&mut world, &mut queue, &recall), (0x007, true));
@@ -282,17 +282,17 @@ fn remaining_ranges_of_an_aborted_deallocation_stay_unchanged() {
 
 #[test]
 fn a_closing_connection_resolves_its_pending_aborts() {
-    let wish = Wish::new();
+    let abort = Abort::new();
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     world.send(&mut queue, &read(), &[]);
-    let recall = wish.tell(&mut world, &mut queue, &admin, CID);
+    let recall = abort.tell(&mut world, &mut queue, &admin, CID);
     queue.close(&mut world.io());
     world.flush_and_go(&mut queue);
     let done = world.disk.perform(&world.pool).unwrap();
     queue.on_disk(done.tag as u16, done, &mut world.io());
     assert_eq!(recall.outcome(), Some(false), "nobody is told of the command any more");
-    assert!(!queue.is_finished(), "the disk still owes the answer to the wish");
+    assert!(!queue.is_finished(), "the disk still owes the answer to the abort");
     assert!(world.disk_step(&mut queue) && queue.is_finished());
     assert!(world.disk.waiting.is_empty());
     end_both(world, queue, admin, posted);

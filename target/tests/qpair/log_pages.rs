@@ -109,7 +109,7 @@ fn a_host_that_asks_for_pages_keeps_neither_io_nor_admin_commands_waiting() {
     end_both(world, queue, other, other_posted);
 }
 
-/// A command that was put off ends at its host's wish as any other.
+/// A command that was put off ends at its host's abort as any other.
 /// However little it asks for, each command takes a page of the pool.
 #[test]
 fn small_log_pages_count_as_the_buffers_they_occupy() {

@@ -106,7 +106,7 @@ impl BlockDevice for Ram {
 }
 
 impl Ram {
-    /// The answer to the oldest wish, and the operation that it brings back.
+    /// The answer to the oldest request, and the operation that it brings back.
     fn answer_recall(&mut self) -> Option<(IoCompletion, Option<IoCompletion>)> {
         let (tag, of) = self.recalls.pop_front()?;
         let refused = Err(Status::ABORT_REQUESTED);

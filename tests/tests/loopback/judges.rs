@@ -136,7 +136,7 @@ fn verify_detects_a_target_that_loses_writes() {
     assert!(text.contains("\n  expected  write "), "{text}");
     let often = ["--namespace-id", "3", "--ops", "300", "--keep-going", "--json"];
     let ran = target.nvmf("verify", &often);
-    assert_eq!((ran.code(), ran.json()["told"].as_array().map(Vec::len)), (1, Some(10)));
+    assert_eq!((ran.code(), ran.json()["listed"].as_array().map(Vec::len)), (1, Some(10)));
 }
 
 #[test]
@@ -174,15 +174,15 @@ fn damage_between_two_runs_is_found_in_the_right_blocks() {
     let ran = target.nvmf("verify", &check);
     assert_eq!(ran.code(), 1);
     let found = ran.json();
-    let told = found["told"].as_array().expect("a list").iter();
-    let mut told: Vec<(u64, &str)> = told
+    let listed = found["listed"].as_array().expect("a list").iter();
+    let mut listed: Vec<(u64, &str)> = listed
         .map(|it| (it["lba"].as_u64().expect("a number"), it["kind"].as_str().expect("a word")))
         .collect();
-    told.sort_unstable();
+    listed.sort_unstable();
     let mut damage =
         vec![(flipped, "damaged"), (copied, "misplaced"), (torn, "torn"), (gone, "zeros")];
     damage.sort_unstable();
-    assert_eq!(told, damage);
+    assert_eq!(listed, damage);
     assert_eq!((&found["writes"], &found["violations"]), (&json!(0), &json!(4)), "it only reads");
 
     // A saved state is for its namespace.

@@ -68,7 +68,7 @@ impl Progress {
     }
 
     /// Reports the results of the last interval.
-    pub fn tell(&self, phase: &str, elapsed: Duration, read: Rate, write: Rate) {
+    pub fn print(&self, phase: &str, elapsed: Duration, read: Rate, write: Rate) {
         if let Some(bar) = &self.bar {
             let mut text = format!("{phase} {:.0}/{:.0} s", elapsed.as_secs_f64(), self.total_s());
             for (name, rate) in [("read", read), ("write", write)] {

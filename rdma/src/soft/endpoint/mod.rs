@@ -91,7 +91,7 @@ pub struct Endpoint {
     keeping: Vec<u32>,
     events: Vec<Event>,
     /// Number of events that were returned.
-    told: u64,
+    returned: u64,
     leaving: VecDeque<u32>,
     /// Handles whose `Gone` was returned, and which are not reused before [`Endpoint::release`].
     departed: Vec<u32>,
@@ -144,7 +144,7 @@ impl Endpoint {
             due: Vec::new(),
             keeping: Vec::new(),
             events: Vec::with_capacity(EVENTS),
-            told: 0,
+            returned: 0,
             leaving: VecDeque::new(),
             departed: Vec::new(),
             checker: Checker::new(),
@@ -171,9 +171,9 @@ impl Endpoint {
     }
 
     /// Link errors of connections by local address.
-    pub fn troubles(&self, tell: impl FnMut(IpAddr, &LinkErrorCounts)) {
+    pub fn troubles(&self, visit: impl FnMut(IpAddr, &LinkErrorCounts)) {
         let of = |slot: &QpContext| (slot.connection.local, slot.qp.troubles());
-        self.troubles.each(self.slots.iter().flatten().map(of), tell);
+        self.troubles.each(self.slots.iter().flatten().map(of), visit);
     }
 
     /// Whether one of the next two functions or [`Endpoint::take_barred`] returns an address.
@@ -248,7 +248,7 @@ impl Endpoint {
                     (&mut self.memory, &mut self.events, &mut self.reorder);
                 slot.qp.post(tag, work, &mut Io { region, memory, events, reorder, qp });
                 if slot.gone.is_some() {
-                    slot.last_event = self.told + self.events.len() as u64;
+                    slot.last_event = self.returned + self.events.len() as u64;
                 }
                 if !std::mem::replace(&mut slot.ready, true) {
                     self.ready.push_back(qp.0);
@@ -277,7 +277,7 @@ impl Endpoint {
         if self.events.is_empty() {
             return None;
         }
-        self.told += 1;
+        self.returned += 1;
         Some(self.events.remove(0))
     }
 
@@ -290,17 +290,17 @@ impl Endpoint {
         } else {
             batch.extend(self.events.drain(..most));
         }
-        self.told += (batch.len() - before) as u64;
+        self.returned += (batch.len() - before) as u64;
     }
 
     /// The next `Gone` of a queue pair without other pending events, for which `heard` confirms
     /// that its user has processed all events. Its handle is not reused yet.
     pub(super) fn next_gone(&mut self, heard: impl Fn(Qp) -> bool) -> Option<Event> {
-        let told = |number: &u32| {
+        let returned = |number: &u32| {
             let slot = self.slots.get(*number as usize).and_then(Option::as_ref);
-            slot.is_none_or(|slot| slot.last_event <= self.told) && heard(Qp(*number))
+            slot.is_none_or(|slot| slot.last_event <= self.returned) && heard(Qp(*number))
         };
-        let at = self.leaving.iter().position(told)?;
+        let at = self.leaving.iter().position(returned)?;
         let number = self.leaving.remove(at)?;
         let slot = self.slots.get_mut(number as usize)?.take()?;
         if slot.keeping {
@@ -456,7 +456,7 @@ impl Endpoint {
         }
         let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
         slot.qp.close(&mut Io { region, memory, events, reorder, qp: Qp(number) });
-        slot.last_event = self.told + self.events.len() as u64;
+        slot.last_event = self.returned + self.events.len() as u64;
         self.deadlines.set(number, Time::NEVER);
         let connection = &slot.connection;
         self.by_qpn.remove(&connection.local_qpn);

@@ -117,14 +117,14 @@ impl ByAddress {
     pub(crate) fn each(
         &self,
         live: impl Iterator<Item = (IpAddr, LinkErrorCounts)> + Clone,
-        mut tell: impl FnMut(IpAddr, &LinkErrorCounts),
+        mut visit: impl FnMut(IpAddr, &LinkErrorCounts),
     ) {
         for (place, (at, ended)) in self.0.iter().enumerate() {
             let mut sum = *ended;
             live.clone()
                 .filter(|(own, _)| self.place(*own) == place)
                 .for_each(|(_, more)| sum.add(&more));
-            tell(*at, &sum);
+            visit(*at, &sum);
         }
     }
 

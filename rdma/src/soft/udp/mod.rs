@@ -288,13 +288,13 @@ impl Udp {
         let zone = self.socket_for(from).map_or(0, |bound| bound.scope_id);
         let to = ZonedIp { ip: to, scope_id: zone }.with_port(ROCE_PORT);
         let most = self.shared.options().config.mtu;
-        let (_, told) = route(Some(from), to).ok()?;
-        let carried = payload_bytes(told, to.is_ipv6(), most);
+        let (_, route_mtu) = route(Some(from), to).ok()?;
+        let carried = payload_bytes(route_mtu, to.is_ipv6(), most);
         let short = (1..asked).contains(&carried.unwrap_or_default());
         if short && asked <= most && leaves(from, to, asked) {
             if self.doubted.is_due(Instant::now(), WARN_INTERVAL) {
                 tracing::warn!(
-                    "the path MTU to {} is reported as {told} bytes (see `ip route get`), the link \
+                    "the path MTU to {} is reported as {route_mtu} bytes (see `ip route get`), the link \
                      MTU is larger: packets carry the {asked} bytes requested by the host",
                     to.ip()
                 );

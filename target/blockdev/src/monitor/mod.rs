@@ -88,13 +88,13 @@ pub struct DeviceMonitor {
 struct Shared {
     rings: Box<dyn Rings>,
     pool: Arc<BlockingPool>,
-    book: Mutex<Book>,
+    state: Mutex<MonitorState>,
     wake: Arc<Condvar>,
     file_systems: space::FileSystems,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct MonitorState {
     devices: Vec<Arc<MonitoredDevice>>,
     /// Stores to be closed. Closing may block, so no ring may hold the last reference.
     closing: Vec<Arc<BackingDevice>>,
@@ -119,10 +119,10 @@ impl DeviceMonitor {
     ) -> std::io::Result<DeviceMonitor> {
         // Two, so that none has to be started while there is no failure.
         let busy = Vec::with_capacity(TASKS_MAX);
-        let book = Mutex::new(Book { tasks: 2, busy, ..Book::default() });
+        let state = Mutex::new(MonitorState { tasks: 2, busy, ..MonitorState::default() });
         let rings = Box::new(rings);
         let (wake, file_systems) = (Arc::default(), space::FileSystems::default());
-        let shared = Arc::new(Shared { rings, pool, book, wake, file_systems });
+        let shared = Arc::new(Shared { rings, pool, state, wake, file_systems });
         let ended = Mutex::new(begin_work(&shared)?);
         begin_work(&shared)?;
         Ok(DeviceMonitor { shared, ended })
@@ -133,7 +133,7 @@ impl DeviceMonitor {
         if device.record.is_some() {
             device.health.record_by(Some(Arc::clone(&self.shared.wake)));
         }
-        lock(&self.shared.book).devices.push(device);
+        lock(&self.shared.state).devices.push(device);
     }
 
     /// Stops to monitor a store, and closes it when the last ring has released it.
@@ -145,10 +145,10 @@ impl DeviceMonitor {
         self.shared.stop_recording(device);
         // After a task that attaches it to rings at the moment.
         let backing = device.backing();
-        let mut book = lock(&self.shared.book);
-        book.devices.retain(|other| !Arc::ptr_eq(other, device));
-        book.closing.push(backing);
-        drop(book);
+        let mut state = lock(&self.shared.state);
+        state.devices.retain(|other| !Arc::ptr_eq(other, device));
+        state.closing.push(backing);
+        drop(state);
         self.shared.wake.notify_all();
     }
 
@@ -156,13 +156,13 @@ impl DeviceMonitor {
     #[must_use]
     pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<MonitoredDevice>> {
         let of = Some((*subsystem, nsid));
-        let book = lock(&self.shared.book);
-        let mut devices = book.devices.iter();
+        let state = lock(&self.shared.state);
+        let mut devices = state.devices.iter();
         devices.find(|device| device.record.as_ref().map(|(of, _)| *of) == of).cloned()
     }
 
     /// Trusts a store again whose fsync has failed, or whose file was truncated or replaced: opens
-    /// and syncs what is at its path. `tell` marks the hosts whose next flush fails: it is called
+    /// and syncs what is at its path. `mark_hosts` marks the hosts whose next flush fails: it is called
     /// before the record is removed, which persists them, and just before the store is served.
     /// Without an answer within ten seconds nothing changes.
     ///
@@ -171,7 +171,7 @@ impl DeviceMonitor {
     pub fn trust(
         &self,
         device: &Arc<MonitoredDevice>,
-        tell: impl Fn() + Send + 'static,
+        mark_hosts: impl Fn() + Send + 'static,
     ) -> Result<(), Untrusted> {
         if device.is_trusted() {
             return Err(Untrusted::AlreadyTrusted);
@@ -185,7 +185,7 @@ impl DeviceMonitor {
         let spawned = self.shared.pool.spawn(move || {
             // The caller has timed out and has reported that it is not trusted.
             let is_wanted = || waited.swap(false, Ordering::Relaxed);
-            let outcome = own.trust(&store, is_wanted, tell);
+            let outcome = own.trust(&store, is_wanted, mark_hosts);
             store.reopening.store(false, Ordering::Relaxed);
             outcome
         });
@@ -207,32 +207,32 @@ impl DeviceMonitor {
 
     /// Logs the stores that the next start will not find. Waits until the deadline at most.
     pub fn report_detached(&self, deadline: Instant) {
-        let devices = lock(&self.shared.book).devices.clone();
+        let devices = lock(&self.shared.state).devices.clone();
         let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
         let telling: Vec<_> = devices.into_iter().filter(detached).collect();
         if telling.is_empty() {
             return;
         }
-        let tell = move || telling.iter().for_each(|it| it.report_detached());
-        if let Ok(last_reason) = self.shared.pool.spawn(tell) {
+        let report = move || telling.iter().for_each(|it| it.report_detached());
+        if let Ok(last_reason) = self.shared.pool.spawn(report) {
             let _ = last_reason.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
     /// Stops the monitor. Tasks that block on a device are detached.
     pub fn stop(&self, deadline: Instant) {
-        let mut book = lock(&self.shared.book);
+        let mut state = lock(&self.shared.state);
         // A failure of the last moment is still persisted.
-        while book.devices.iter().any(|it| it.lacks_record()) && Instant::now() < deadline {
-            drop(book);
+        while state.devices.iter().any(|it| it.lacks_record()) && Instant::now() < deadline {
+            drop(state);
             self.shared.wake.notify_all();
             std::thread::sleep(CLOSE_POLL_INTERVAL);
-            book = lock(&self.shared.book);
+            state = lock(&self.shared.state);
         }
-        book.stopping = true;
+        state.stopping = true;
         // The last task must not keep the stores open.
-        let (devices, closing) = (take(&mut book.devices), take(&mut book.closing));
-        drop(book);
+        let (devices, closing) = (take(&mut state.devices), take(&mut state.closing));
+        drop(state);
         self.shared.wake.notify_all();
         devices.iter().for_each(|device| self.shared.stop_recording(device));
         drop((devices, closing));
@@ -253,32 +253,32 @@ enum Work {
 /// is started before the work begins, so that a store that blocks does not delay the others.
 fn work(shared: &Arc<Shared>) {
     let mut wait = RETRY_INTERVAL;
-    let mut book = lock(&shared.book);
-    book.idle += 1;
-    while !book.stopping {
-        let Some((place, work)) = book.next_due() else {
+    let mut state = lock(&shared.state);
+    state.idle += 1;
+    while !state.stopping {
+        let Some((place, work)) = state.next_due() else {
             // A store that is being closed may have to be opened again.
-            wait = if book.closing.is_empty() {
+            wait = if state.closing.is_empty() {
                 RETRY_INTERVAL
             } else {
                 (wait / 2).max(CLOSE_POLL_INTERVAL)
             };
-            book = shared.wait(book, wait);
+            state = shared.wait(state, wait);
             continue;
         };
-        book.idle -= 1;
-        if book.idle > 0 && !book.is_timed {
+        state.idle -= 1;
+        if state.idle > 0 && !state.is_timed {
             shared.wake.notify_one();
         }
-        let short = book.idle == 0 && book.tasks < TASKS_MAX;
+        let short = state.idle == 0 && state.tasks < TASKS_MAX;
         if short && begin_work(shared).is_ok() {
-            book.tasks += 1;
+            state.tasks += 1;
         }
-        drop(book);
+        drop(state);
         shared.execute(work);
-        book = lock(&shared.book);
-        book.busy.retain(|busy| *busy != place);
-        book.idle += 1;
+        state = lock(&shared.state);
+        state.busy.retain(|busy| *busy != place);
+        state.idle += 1;
     }
 }
 
@@ -288,7 +288,7 @@ fn begin_work(shared: &Arc<Shared>) -> std::io::Result<mpsc::Receiver<()>> {
     shared.pool.spawn(move || work(&own))
 }
 
-impl Book {
+impl MonitorState {
     /// The next item that is due, if its device is free, which is then marked as busy.
     fn next_due(&mut self) -> Option<(u64, Work)> {
         let now = Instant::now();
@@ -320,15 +320,19 @@ impl Book {
 impl Shared {
     /// Waits until there may be work. One task at a time has a time limit, so that the number of
     /// idle tasks costs no wake-ups.
-    fn wait<'a>(&self, mut book: MutexGuard<'a, Book>, limit: Duration) -> MutexGuard<'a, Book> {
-        if book.is_timed {
-            return self.wake.wait(book).unwrap_or_else(PoisonError::into_inner);
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, MonitorState>,
+        limit: Duration,
+    ) -> MutexGuard<'a, MonitorState> {
+        if state.is_timed {
+            return self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        book.is_timed = true;
-        let waited = self.wake.wait_timeout(book, limit);
-        (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        book.is_timed = false;
-        book
+        state.is_timed = true;
+        let waited = self.wake.wait_timeout(state, limit);
+        (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.is_timed = false;
+        state
     }
 
     fn execute(&self, work: Work) {
@@ -440,7 +444,7 @@ impl Shared {
         &self,
         device: &MonitoredDevice,
         is_wanted: impl FnOnce() -> bool,
-        tell: impl Fn(),
+        mark_hosts: impl Fn(),
     ) -> Result<(), String> {
         let old = device.backing();
         let elsewhere = device.health.is_down() && old.has_moved(&device.config);
@@ -459,7 +463,7 @@ impl Shared {
             return Err("it took too long".to_owned());
         }
         let distrust = device.distrust();
-        tell();
+        mark_hosts();
         if let Some((_, record)) = &device.record {
             let kept = record.set(Distrust::default());
             kept.map_err(|error| format!("its record cannot be removed: {error}"))?;
@@ -472,7 +476,7 @@ impl Shared {
                 error!("{}: cannot persist that the device is not trusted: {error}", device.place);
             }
         })?;
-        tell();
+        mark_hosts();
         device.health.trust();
         device.health.clear_suspicion();
         device.health.set_up();
@@ -521,7 +525,7 @@ impl Shared {
             }
         };
         drop(current);
-        lock(&self.book).closing.push(parts);
+        lock(&self.state).closing.push(parts);
         given
     }
 }

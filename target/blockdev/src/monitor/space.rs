@@ -38,8 +38,8 @@ impl Shared {
         // Another file system does not wait for this one.
         drop(known);
         let Some((size_bytes, free_bytes)) = backing.file_system_bytes() else { return };
-        let book = lock(&self.book);
-        let devices = &book.devices;
+        let state = lock(&self.state);
+        let devices = &state.devices;
         let is_there = |it: &Arc<MonitoredDevice>| it.place_now.load(Ordering::Relaxed) == place;
         let unallocated = |it: &Arc<MonitoredDevice>| it.unallocated_bytes.load(Ordering::Relaxed);
         let unallocated_bytes =
@@ -56,7 +56,7 @@ impl Shared {
             devices.iter().any(|it| it.place_now.load(Ordering::Relaxed) == *other)
         });
         known.insert(place, Examined { at: now, state });
-        drop((known, book));
+        drop((known, state));
         if state != before {
             log(backing.name(), &space);
         }

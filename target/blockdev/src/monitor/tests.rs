@@ -416,22 +416,22 @@ fn a_file_moved_from_its_path_stays_served_and_is_reported() {
 
 #[test]
 fn a_shortened_file_is_not_served_after_a_restart() {
-    let book = Arc::new(MemoryTrust::default());
+    let records = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
-    book.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
+    records.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
     let mut bench = Bench::new();
     bench.monitor.remove(&bench.device);
     let config = bench.device.config.clone();
     let backing = bench.device.backing().renewed(&config).unwrap();
     let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-    bench.device = Arc::new(device.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.device = Arc::new(device.recorded(place, TrustRecord::new(&records, uuid)));
     bench.monitor.add(Arc::clone(&bench.device));
     bench.until("it was seen", |bench| {
         lock(&bench.device.check).last_reason.contains("is whole again")
     });
     assert_eq!(bench.read(0), NOT_READY);
     assert_eq!(bench.trust(), (Ok(()), true));
-    assert_eq!((bench.read(0), book.of(uuid)), (Ok(0), Distrust::default()));
+    assert_eq!((bench.read(0), records.of(uuid)), (Ok(0), Distrust::default()));
 }
 
 #[test]
@@ -448,7 +448,7 @@ fn a_timed_out_trust_request_changes_nothing() {
 
 #[test]
 fn a_failed_sync_is_recorded_until_the_device_is_trusted() {
-    let book = Arc::new(MemoryTrust::default());
+    let records = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     let mut bench = Bench::new();
     let recorded = |bench: &Bench| {
@@ -456,71 +456,71 @@ fn a_failed_sync_is_recorded_until_the_device_is_trusted() {
         let backing = bench.device.backing().renewed(&config).unwrap();
         backing.health().trust();
         let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-        Arc::new(device.recorded(place, TrustRecord::new(&book, uuid)))
+        Arc::new(device.recorded(place, TrustRecord::new(&records, uuid)))
     };
     bench.monitor.remove(&bench.device);
     bench.device = recorded(&bench);
     bench.monitor.add(Arc::clone(&bench.device));
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
-    bench.until("it is kept", |_| book.of(uuid).failed_sync.is_some());
+    bench.until("it is kept", |_| records.of(uuid).failed_sync.is_some());
     let again = recorded(&bench);
     assert_eq!(again.health().sync_failure(), Some(Status::WRITE_FAULT));
     assert_eq!(bench.trust(), (Ok(()), true));
-    assert_eq!(book.of(uuid), Distrust::default());
+    assert_eq!(records.of(uuid), Distrust::default());
     let again = recorded(&bench);
     assert_eq!((again.health().sync_failure(), bench.flush()), (None, Ok(())));
     // A failure just before the end, or before the store is removed.
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
     bench.monitor.remove(&bench.device);
-    assert!(book.of(uuid).failed_sync.is_some());
+    assert!(records.of(uuid).failed_sync.is_some());
 }
 
 /// A host that is last_reason of the failure, and kills the daemon then, finds it recorded after the
 /// restart.
 #[test]
 fn a_failed_sync_is_recorded_before_the_flush_completes() {
-    let book = Arc::new(MemoryTrust::default());
+    let records = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     let mut bench = Bench::new();
     let config = bench.device.config.clone();
     let backing = bench.device.backing().renewed(&config).unwrap();
     bench.monitor.remove(&bench.device);
     let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-    bench.device = Arc::new(device.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.device = Arc::new(device.recorded(place, TrustRecord::new(&records, uuid)));
     bench.monitor.add(Arc::clone(&bench.device));
     bench.device.health().set_fault(crate::InjectedFault::Sync);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
-    assert_eq!(book.of(uuid).failed_sync, Some(Status::WRITE_FAULT));
+    assert_eq!(records.of(uuid).failed_sync, Some(Status::WRITE_FAULT));
 
     // While the failure cannot be persisted, its hosts wait, and no longer.
     assert_eq!(bench.trust().0, Ok(()));
-    book.fails.store(true, Ordering::Relaxed);
+    records.fails.store(true, Ordering::Relaxed);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
-    assert_eq!(book.of(uuid).failed_sync, None);
+    assert_eq!(records.of(uuid).failed_sync, None);
 }
 
 /// The directory of the records may be on a device that has failed as well.
 #[test]
 fn a_trust_record_that_hangs_delays_no_examination_of_devices() {
-    let book = Arc::new(MemoryTrust::default());
+    let records = Arc::new(MemoryTrust::default());
     let mut bench = Bench::new();
     let config = bench.device.config.clone();
     let backing = bench.device.backing().renewed(&config).unwrap();
     bench.monitor.remove(&bench.device);
     let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-    let record = TrustRecord::new(&book, uuid::Uuid::from_u128(1));
+    let record = TrustRecord::new(&records, uuid::Uuid::from_u128(1));
     bench.device = Arc::new(device.recorded(place(), record));
     bench.monitor.add(Arc::clone(&bench.device));
-    let own = Arc::clone(&book);
+    let own = Arc::clone(&records);
     let hung = lock(&own.gate);
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
-    bench.until("it is written", |_| book.writes.load(Ordering::Relaxed) == 1);
+    bench.until("it is written", |_| records.writes.load(Ordering::Relaxed) == 1);
     bench.shorten();
     bench.until("it is down", |bench| bench.device.health().is_down());
     let (nqn, nsid) = place();
     assert!(bench.monitor.find(&nqn, nsid).is_some());
     drop(hung);
-    bench.until("all is kept", |_| book.of(uuid::Uuid::from_u128(1)).shortened);
+    bench.until("all is kept", |_| records.of(uuid::Uuid::from_u128(1)).shortened);
 }
 
 #[test]
@@ -572,33 +572,33 @@ fn a_removed_device_is_closed_when_the_ring_detaches() {
 #[test]
 fn devices_of_a_file_system_are_checked_one_at_a_time() {
     let Bench { monitor, device, dir, own: _own, .. } = Bench::new();
-    let mut book = Book::default();
-    let add = |book: &mut Book, name: &str, place: u64| {
+    let mut state = MonitorState::default();
+    let add = |state: &mut MonitorState, name: &str, place: u64| {
         let kind = BackingKind::File { path: dir.join(name), size: Some(SIZE) };
         let config = BackingConfig { kind, ..device.config.clone() };
         let backing = BackingDevice::open(&config).unwrap();
         let store = MonitoredDevice::new(STORE, name.to_owned(), config, backing);
         store.place_now.store(place, Ordering::Relaxed);
         lock(&store.check).next_check = Instant::now();
-        book.devices.push(Arc::new(store));
+        state.devices.push(Arc::new(store));
     };
-    (0..20).for_each(|n| add(&mut book, &format!("hangs {n}"), 7));
-    add(&mut book, "sound", 8);
+    (0..20).for_each(|n| add(&mut state, &format!("hangs {n}"), 7));
+    add(&mut state, "sound", 8);
     let whose = |due: Option<(u64, Work)>| match due {
         Some((place, Work::Look(store))) => format!("{place}: {}", store.place),
         other => format!("{other:?}"),
     };
-    assert_eq!(whose(book.next_due()), "7: hangs 0");
-    assert_eq!(whose(book.next_due()), "8: sound");
-    assert_eq!(whose(book.next_due()), "None");
+    assert_eq!(whose(state.next_due()), "7: hangs 0");
+    assert_eq!(whose(state.next_due()), "8: sound");
+    assert_eq!(whose(state.next_due()), "None");
     // A store that is to be closed waits as well, and no other.
-    let away = book.devices.remove(3);
-    book.closing.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
+    let away = state.devices.remove(3);
+    state.closing.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
     assert!(
-        book.next_due().is_some_and(|(place, work)| matches!(work, Work::Close(_)) && place > 8)
+        state.next_due().is_some_and(|(place, work)| matches!(work, Work::Close(_)) && place > 8)
     );
-    book.busy.retain(|place| *place != 7);
-    assert_eq!(whose(book.next_due()), "7: hangs 0");
+    state.busy.retain(|place| *place != 7);
+    assert_eq!(whose(state.next_due()), "7: hangs 0");
     monitor.stop(Instant::now() + Duration::from_secs(20));
 }
 

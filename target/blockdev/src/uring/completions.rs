@@ -64,38 +64,38 @@ impl Flights {
     /// hosts of a store that blocks time out at about the same time, with thousands of operations,
     /// so all operations of a queue are searched for together, in as many steps as there are
     /// operations.
-    pub fn cancel_all(&mut self, wishes: &[CancelRequest]) {
+    pub fn cancel_all(&mut self, requests: &[CancelRequest]) {
         let aborted = Err(Status::ABORT_REQUESTED);
-        let mut left: Vec<Option<CancelRequest>> = wishes.iter().copied().map(Some).collect();
-        let at = |of: Tag| wishes.binary_search_by_key(&of, |wish| wish.of).ok();
+        let mut left: Vec<Option<CancelRequest>> = requests.iter().copied().map(Some).collect();
+        let at = |of: Tag| requests.binary_search_by_key(&of, |request| request.of).ok();
         let answer = |CancelRequest { tag, .. }: CancelRequest, outcome| IoCompletion {
             tag,
             buf: None,
             outcome,
         };
         for flight in self.take_waiting(|of| at(of).is_some()) {
-            let wish = at(flight.tag()).and_then(|at| left[at].take());
+            let request = at(flight.tag()).and_then(|at| left[at].take());
             let done = self.finish(flight, aborted);
             self.ready.extend(done);
-            self.ready.extend(wish.map(|wish| answer(wish, Ok(()))));
+            self.ready.extend(request.map(|request| answer(request, Ok(()))));
         }
         let in_slots = (0u32..).zip(&self.slots).filter_map(|(slot, flight)| {
-            let wish = left[at(flight.as_ref()?.tag())?].take()?;
-            Some((slot, wish))
+            let request = left[at(flight.as_ref()?.tag())?].take()?;
+            Some((slot, request))
         });
-        for (slot, wish) in in_slots.collect::<Vec<_>>() {
+        for (slot, request) in in_slots.collect::<Vec<_>>() {
             if let Some(at) = self.again.iter().position(|other| *other == slot) {
                 self.again.remove(at);
             } else if !self.leaves_sync(slot) {
-                self.recalls.push(wish.tag, wish.of, slot);
+                self.recalls.push(request.tag, request.of, slot);
                 continue;
             }
             let done = self.complete(slot, aborted);
             self.ready.extend(done);
-            self.ready.push_back(answer(wish, Ok(())));
+            self.ready.push_back(answer(request, Ok(())));
         }
         let unknown = left.into_iter().flatten();
-        self.ready.extend(unknown.map(|wish| answer(wish, Err(Status::INTERNAL_ERROR))));
+        self.ready.extend(unknown.map(|request| answer(request, Err(Status::INTERNAL_ERROR))));
     }
 
     /// Completes the operation in a slot and frees the slot; also completes those that share its

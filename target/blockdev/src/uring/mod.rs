@@ -589,8 +589,8 @@ impl BlockDevice for Ring {
         self.recall_all(&[crate::CancelRequest { of, tag }]);
     }
 
-    fn recall_all(&mut self, wishes: &[crate::CancelRequest]) {
-        self.flights.cancel_all(wishes);
+    fn recall_all(&mut self, requests: &[crate::CancelRequest]) {
+        self.flights.cancel_all(requests);
         self.vacate();
     }
 }

@@ -635,7 +635,7 @@ impl Drop for Mount {
 
 /// The durability flags of the submitted entry: whether a write has `RWF_DSYNC`, or an fsync is a
 /// fdatasync. (`rw_flags` and `fsync_flags` of `struct io_uring_sqe` are the same four bytes.)
-fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
+fn flags_of(entry: &squeue::Entry) -> (u8, u32) {
     assert_eq!(size_of_val(entry), 64);
     // SAFETY: an entry is 64 plain bytes: the structure that the kernel reads.
     let bytes = unsafe { &*std::ptr::from_ref(entry).cast::<[u8; 64]>() };

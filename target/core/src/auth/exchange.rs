@@ -169,8 +169,9 @@ impl Exchange {
     /// have been useless.
     #[must_use]
     pub(crate) fn is_unfinished(&self) -> bool {
-        let told = matches!(self.stage, ExchangeState::Failed { .. } | ExchangeState::Over { .. });
-        self.attempts > 0 && !told
+        let is_reported =
+            matches!(self.stage, ExchangeState::Failed { .. } | ExchangeState::Over { .. });
+        self.attempts > 0 && !is_reported
     }
 
     /// Whether an exchange has succeeded since the last call, the first one or a later one.

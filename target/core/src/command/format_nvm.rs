@@ -53,8 +53,8 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     }
     no_data(sqe)?;
     let (cntlid, host_id) = (controller.association.cntlid, controller.association.host_id);
-    let wish = FormatRequest { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid, host_id };
-    Ok(Plan::Order { what: NamespaceRequest::Format(wish), made: CreatedNsid::default() })
+    let request = FormatRequest { nsid: sqe.nsid, block_size_bytes: 1 << shift, cntlid, host_id };
+    Ok(Plan::Order { what: NamespaceRequest::Format(request), made: CreatedNsid::default() })
 }
 
 /// Returns FPI: progress is supported, and the percentage of a format that is left.
@@ -103,9 +103,9 @@ mod tests {
         (status.code(), status.dnr())
     }
 
-    fn wished(sqe: Sqe, controller: &mut Controller) -> FormatRequest {
+    fn requested(sqe: Sqe, controller: &mut Controller) -> FormatRequest {
         match ask(sqe, controller) {
-            Ok(Plan::Order { what: NamespaceRequest::Format(wish), .. }) => wish,
+            Ok(Plan::Order { what: NamespaceRequest::Format(request), .. }) => request,
             other => panic!("{other:?}"),
         }
     }
@@ -114,9 +114,12 @@ mod tests {
     fn an_allowed_format_command_becomes_a_format_request() {
         for erase in [0, 1] {
             let mut controller = granted();
-            let wish = wished(format(2, erase << 9), &mut controller);
+            let request = requested(format(2, erase << 9), &mut controller);
             let host_id = controller.association.host_id;
-            assert_eq!(wish, FormatRequest { nsid: 2, block_size_bytes: 512, cntlid: 5, host_id });
+            assert_eq!(
+                request,
+                FormatRequest { nsid: 2, block_size_bytes: 512, cntlid: 5, host_id }
+            );
         }
     }
 
@@ -127,8 +130,8 @@ mod tests {
         subsystem.namespaces[1].formats = BlockSizes::those(|_| true);
         controller.replace_subsystem(Arc::new(subsystem.clone()));
         for (index, block_size_bytes) in [(0, 512), (1, 4096)] {
-            let wish = wished(format(2, index), &mut controller);
-            assert_eq!(wish.block_size_bytes, block_size_bytes);
+            let request = requested(format(2, index), &mut controller);
+            assert_eq!(request.block_size_bytes, block_size_bytes);
         }
         assert_eq!(refusal(&format(2, 2), &mut controller), (0x10A, true));
         let told = |nsid, controller: &mut Controller| {

@@ -40,11 +40,11 @@ impl<'a> IntoIterator for &'a Totals {
 /// Rate limit of log lines by cause, on one reactor.
 #[derive(Debug, Default)]
 pub struct CauseLog {
-    causes: Vec<Told>,
+    causes: Vec<LogEntry>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct LogEntry {
     line: LogInterval,
     /// Refusals since the last line that were not logged.
     more: u64,
@@ -59,29 +59,29 @@ type Peer = (SocketAddr, Option<Nqn>);
 
 impl CauseLog {
     /// Writes down what has happened, and logs it unless the same cause was logged just before.
-    pub fn record(&mut self, why: DisconnectRecord, book: &RecentDisconnects, now: Instant) {
+    pub fn record(&mut self, why: DisconnectRecord, disconnects: &RecentDisconnects, now: Instant) {
         if self.count(why.cause, now) {
             log(&why);
         } else {
             self.causes[why.cause as usize].last = Some((why.remote, why.host));
         }
-        book.note(why);
+        disconnects.note(why);
     }
 
     /// Counts a cause. Returns true if it is to be logged now.
     fn count(&mut self, cause: Cause, now: Instant) -> bool {
-        self.causes.resize(Cause::COUNT, Told::default());
-        let told = &mut self.causes[cause as usize];
-        told.total += 1;
+        self.causes.resize(Cause::COUNT, LogEntry::default());
+        let entry = &mut self.causes[cause as usize];
+        entry.total += 1;
         // The count before it is logged first, by `overdue`.
-        let is_due = told.more == 0 && told.line.is_due(now, QUIET);
-        told.more += u64::from(!is_due);
+        let is_due = entry.more == 0 && entry.line.is_due(now, QUIET);
+        entry.more += u64::from(!is_due);
         is_due
     }
 
     /// Total count of each of [`Cause::ALL`], logged or not.
     pub fn totals(&self) -> impl Iterator<Item = u64> {
-        self.causes.iter().map(|told| told.total)
+        self.causes.iter().map(|entry| entry.total)
     }
 
     /// Logs how often causes occurred beyond what was logged a while ago, with the last host of each.
@@ -98,7 +98,7 @@ impl CauseLog {
     /// A cause that occurred more often than it was logged, a while ago, and how often; to be
     /// called until there is none.
     fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
-        let is_due = |told: &mut Told| told.more > 0 && told.line.is_due(now, QUIET);
+        let is_due = |entry: &mut LogEntry| entry.more > 0 && entry.line.is_due(now, QUIET);
         let at = self.causes.iter_mut().position(is_due)?;
         Some((Cause::ALL[at], std::mem::take(&mut self.causes[at].more)))
     }
@@ -151,16 +151,16 @@ mod tests {
 
     #[test]
     fn every_refusal_is_recorded_even_if_not_logged() {
-        let (now, mut refusals, book) = (
+        let (now, mut refusals, disconnects) = (
             Instant::now(),
             CauseLog::default(),
             RecentDisconnects::new(|| SystemTime::UNIX_EPOCH),
         );
         let at = ([192, 0, 2, 1], 4420).into();
         for _ in 0..100 {
-            refusals.record(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);
+            refusals.record(DisconnectRecord::nameless(Cause::NoRoom, at, at), &disconnects, now);
         }
-        assert_eq!((book.count(Cause::NoRoom), book.list(None)[0].count), (100, 100));
+        assert_eq!((disconnects.count(Cause::NoRoom), disconnects.list(None)[0].count), (100, 100));
         let last = refusals.causes[Cause::NoRoom as usize].last;
         assert_eq!(last, Some((at, None)), "the line names the last host");
         assert_eq!(refusals.overdue(now + QUIET), Some((Cause::NoRoom, 99)));

@@ -152,48 +152,51 @@ mod tests {
 
     #[test]
     fn repeated_disconnects_are_counted_in_one_record() {
-        let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
+        let disconnects = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
         let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
         for second in 0..5 {
             let mut why = why(Cause::WrongSecret, 1, Some("nqn.2026-11.host:a"));
             why.remote.set_port(1000 + second as u16);
-            book.note_at(why, at(second));
+            disconnects.note_at(why, at(second));
         }
-        book.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:a")), at(7));
-        book.note_at(why(Cause::NoRoom, 2, None), at(8));
-        let all = book.list(None);
+        disconnects.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:a")), at(7));
+        disconnects.note_at(why(Cause::NoRoom, 2, None), at(8));
+        let all = disconnects.list(None);
         assert_eq!(all.len(), 3);
         assert_eq!(all[0].why.cause, Cause::NoRoom, "the latest first");
         let (count, first, last) = (all[2].count, all[2].first, all[2].last);
         assert_eq!((count, first, last), (5, at(0), at(4)));
         assert_eq!(all[2].why.remote.port(), 1004, "as it was the last time");
         let host = "nqn.2026-11.host:a".parse().unwrap();
-        assert_eq!(book.list(Some(&host)).len(), 2);
+        assert_eq!(disconnects.list(Some(&host)).len(), 2);
         let other = "nqn.2026-11.host:b".parse().unwrap();
-        assert_eq!(book.list(Some(&other)), []);
-        assert_eq!((book.count(Cause::WrongSecret), book.count(Cause::KeepAlive)), (5, 1));
+        assert_eq!(disconnects.list(Some(&other)), []);
+        assert_eq!(
+            (disconnects.count(Cause::WrongSecret), disconnects.count(Cause::KeepAlive)),
+            (5, 1)
+        );
     }
 
     /// Floods from one address with thousands of names, and from thousands without a name.
     #[test]
     fn floods_do_not_evict_disconnect_records_of_other_hosts() {
-        let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
+        let disconnects = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
         let now = SystemTime::UNIX_EPOCH;
-        book.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);
+        disconnects.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);
         for number in 0..2000 {
             let name = format!("nqn.2026-11.host:stranger{number}");
-            book.note_at(why(Cause::HostNotAllowed, 2, Some(&name)), now);
+            disconnects.note_at(why(Cause::HostNotAllowed, 2, Some(&name)), now);
         }
         for number in 0..2000u32 {
             let mut nameless = why(Cause::NotNvme, 3, None);
             let [_, b, c, d] = number.to_be_bytes();
             nameless.remote.set_ip([10, b, c, d].into());
-            book.note_at(nameless, now);
+            disconnects.note_at(nameless, now);
         }
         let quiet = "nqn.2026-11.host:quiet".parse().unwrap();
-        let left = book.list(Some(&quiet));
+        let left = disconnects.list(Some(&quiet));
         assert_eq!((left.len(), left[0].why.cause), (1, Cause::KeepAlive));
-        assert!(book.list(None).len() <= LATEST + HOSTS);
-        assert_eq!(book.count(Cause::NotNvme), 2000);
+        assert!(disconnects.list(None).len() <= LATEST + HOSTS);
+        assert_eq!(disconnects.count(Cause::NotNvme), 2000);
     }
 }

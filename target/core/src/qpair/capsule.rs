@@ -347,7 +347,7 @@ impl QueuePair {
     fn follow_controller(&mut self, (epoch, life): (u16, ControllerState), io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &mut self.conn.role else { return };
         let is_reset = controller.association.epoch() != epoch;
-        let tells = match controller.life() {
+        let cause = match controller.life() {
             ControllerState::Failed if life != ControllerState::Failed => Some(Cause::BadSettings),
             _ if is_reset && !controller.is_discovery() => Some(Cause::HostReset),
             _ => None,
@@ -363,7 +363,7 @@ impl QueuePair {
                 self.complete(slot, Err(Status::ABORT_REQUESTED), io);
             }
         }
-        if let Some(cause) = tells {
+        if let Some(cause) = cause {
             self.conn.record(cause, "".into(), io);
         }
     }

@@ -78,16 +78,16 @@ impl Registry {
             return Err(ConnectError::parameter(cause, InvalidParameter::CNTLID));
         }
         let (name, host) = names(data)?;
-        let mut book = self.lock();
-        let subnqn = book.canonical(name);
-        let subsystem = book.exposed(&subnqn, &host, visit.local)?;
-        if book.refusing.contains_key(&subnqn) {
+        let mut table = self.lock();
+        let subnqn = table.canonical(name);
+        let subsystem = table.exposed(&subnqn, &host, visit.local)?;
+        if table.refusing.contains_key(&subnqn) {
             return Err(ConnectError::busy(Cause::RollingBack));
         }
-        let authenticate = book.demand(&host, &subnqn)?;
-        let listener = book.listener(visit.local);
+        let authenticate = table.demand(&host, &subnqn)?;
+        let listener = table.listener(visit.local);
         let states = listener.map(|listener| listener.ana).unwrap_or_default();
-        let states = states.within(&book.gateway);
+        let states = states.within(&table.gateway);
         let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
         let mut association = association.via(visit.local, &states);
         association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);
@@ -95,31 +95,31 @@ impl Registry {
         association.anonymous = !authenticate && !is_named;
         let source = Source::from(visit.source);
         let newcomer = Candidate { source, now: visit.now, authenticate };
-        let room_made = book.check_room(self.controllers, &association, subsystem, &newcomer)?;
+        let room_made = table.check_room(self.controllers, &association, subsystem, &newcomer)?;
         let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
         if let Some(subsystem) = subsystem {
             association.subsystem_usage = Arc::clone(&subsystem.usage);
         }
-        let view = subsystem.map(|s| book.view(s, &host));
+        let view = subsystem.map(|s| table.view(s, &host));
         let whole = subsystem.cloned();
         let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
         if let Some(subsystem) = &whole {
-            association.unflushed = book.hosts.unflushed(&association, subsystem);
+            association.unflushed = table.hosts.unflushed(&association, subsystem);
         }
         let of_source = (source, limits.queue_depth);
-        self.check_share(&book, &association, of_source, false, visit.now)?;
-        association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
+        self.check_share(&table, &association, of_source, false, visit.now)?;
+        association.cntlid = table.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         // No errors from here on.
         visit.held.iter().for_each(|held| self.queue_admitted(*held));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let most_io_queues = limits.io_queues;
         let unidentified = association.anonymous.then_some(source);
-        limits.io_queues = self.grant(&book, limits, unidentified, visit.now);
+        limits.io_queues = self.grant(&table, limits, unidentified, visit.now);
         let association = Arc::new(association);
         // No queue of its own can query this before it is set, and every later change finds it. The
         // host may be permitted to delete a namespace that it does not see, so those count as well.
         whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
-        let claimed = if authenticate { book.claims.note(source, visit.now) } else { visit.now };
+        let claimed = if authenticate { table.claims.note(source, visit.now) } else { visit.now };
         let entry = AssociationEntry {
             association: Arc::clone(&association),
             qids: BTreeSet::new(),
@@ -133,10 +133,10 @@ impl Registry {
             kept_until: visit.now + KEPT,
         };
         if !room_made.is_empty() {
-            room_made.end(&book, &newcomer);
+            room_made.end(&table, &newcomer);
             self.wake_reactors();
         }
-        book.associations.insert(association.id, entry);
+        table.associations.insert(association.id, entry);
         let epoch = association.epoch();
         Ok(Admitted { association, name, subsystem: view, limits, authenticate, epoch })
     }
@@ -152,9 +152,9 @@ impl Registry {
         visit: &ConnectContext,
     ) -> Result<Admitted, ConnectError> {
         let (name, host) = names(data)?;
-        let mut book = self.lock();
-        let subnqn = book.canonical(name);
-        book.exposed(&subnqn, &host, visit.local)?;
+        let mut table = self.lock();
+        let subnqn = table.canonical(name);
+        table.exposed(&subnqn, &host, visit.local)?;
         let known = |e: &&AssociationEntry| {
             let a = &e.association;
             // All queues of a controller are at one port.
@@ -165,9 +165,9 @@ impl Registry {
                 && !a.is_closed()
         };
         // A host without authentication could have connected with an admin queue as well.
-        let is_late = matches!(book.keyring.demand(&host, &subnqn), Requirement::Nothing);
+        let is_late = matches!(table.keyring.demand(&host, &subnqn), Requirement::Nothing);
         let unknown = || ConnectError { is_late, ..unknown_controller() };
-        let entry = book.associations.values().find(known).ok_or_else(unknown)?;
+        let entry = table.associations.values().find(known).ok_or_else(unknown)?;
         if entry.association.host_id != data.hostid {
             return Err(ConnectError::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
@@ -187,9 +187,9 @@ impl Registry {
         }
         let of_source = (entry.source(), entry.limits.queue_depth);
         let is_promised = entry.kept_queues(visit.now) > 0;
-        self.check_share(&book, &entry.association, of_source, is_promised, visit.now)?;
+        self.check_share(&table, &entry.association, of_source, is_promised, visit.now)?;
         let id = entry.association.id;
-        let entry = book.associations.get_mut(&id).ok_or_else(unknown)?;
+        let entry = table.associations.get_mut(&id).ok_or_else(unknown)?;
         // Associations that only claim the name do not obstruct one that has authenticated.
         let is_free = match entry.authenticate {
             true => !entry.qids.contains(&connect.qid),
@@ -219,8 +219,8 @@ impl Registry {
         epoch: u16,
         held: Option<OpenQueue>,
     ) -> Result<(), ConnectError> {
-        let mut book = self.lock();
-        let entry = book.associations.get_mut(&association.id);
+        let mut table = self.lock();
+        let entry = table.associations.get_mut(&association.id);
         let is_there = !association.is_closed() && association.epoch() == epoch;
         let Some(entry) = entry.filter(|_| is_there) else { return Err(unknown_controller()) };
         if !entry.take(qid) {
@@ -235,8 +235,8 @@ impl Registry {
     /// [`Association::key_changes`]; none for an earlier one.
     pub(crate) fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {
         // No key is replaced meanwhile, because the lock is held.
-        let book = self.lock();
-        let current = book.keyring.keys(&association.host)?;
+        let table = self.lock();
+        let current = table.keyring.keys(&association.host)?;
         current.host.is(&keys.host).then(|| association.key_changes())
     }
 
@@ -244,19 +244,19 @@ impl Registry {
     /// claim ends no association.
     pub fn proved(&self, association: &Association) {
         let closed = {
-            let mut book = self.lock();
+            let mut table = self.lock();
             if association.is_closed() {
                 return;
             }
             if let Some(source) =
-                book.associations.get(&association.id).map(AssociationEntry::source)
+                table.associations.get(&association.id).map(AssociationEntry::source)
             {
-                book.claims.forget(source);
+                table.claims.forget(source);
             }
             association.set_proved();
             association.note_proof();
-            let Some(subsystem) = book.subsystems.get(&association.subsystem) else { return };
-            let others: Vec<_> = book.duplicates(association).collect();
+            let Some(subsystem) = table.subsystems.get(&association.subsystem) else { return };
+            let others: Vec<_> = table.duplicates(association).collect();
             match subsystem.offer.duplicates {
                 DuplicateHosts::Replace => {
                     others.iter().for_each(|old| old.end(Cause::Replaced));
@@ -282,8 +282,8 @@ impl Registry {
                 && a.host_id == association.host_id
                 && a.subsystem == association.subsystem
         };
-        let book = self.lock();
-        let settled = book.associations.values().filter(|e| e.view.is_some() && !e.is_claim());
+        let table = self.lock();
+        let settled = table.associations.values().filter(|e| e.view.is_some() && !e.is_claim());
         let mut hosts = settled.map(|e| &e.association).filter(|a| is_twin(a) && !a.is_closed());
         hosts.next().map(|a| a.host)
     }

@@ -23,24 +23,24 @@ impl Registry {
         nqn: &Nqn,
         with_hosts: bool,
     ) -> Result<ConnectBarrier<'_>, (Nqn, usize)> {
-        let mut book = self.lock();
-        let all = book.associations.values().map(|entry| &entry.association);
+        let mut table = self.lock();
+        let all = table.associations.values().map(|entry| &entry.association);
         let mut present = all.filter(|association| association.subsystem == *nqn);
         if let (false, Some(one)) = (with_hosts, present.next()) {
             return Err((one.host, 1 + present.count()));
         }
-        *book.refusing.entry(*nqn).or_insert(0) += 1;
+        *table.refusing.entry(*nqn).or_insert(0) += 1;
         Ok(ConnectBarrier { registry: self, nqn: *nqn })
     }
 }
 
 impl Drop for ConnectBarrier<'_> {
     fn drop(&mut self) {
-        let mut book = self.registry.lock();
-        if let Some(count) = book.refusing.get_mut(&self.nqn) {
+        let mut table = self.registry.lock();
+        if let Some(count) = table.refusing.get_mut(&self.nqn) {
             *count -= 1;
             if *count == 0 {
-                book.refusing.remove(&self.nqn);
+                table.refusing.remove(&self.nqn);
             }
         }
     }

@@ -26,50 +26,50 @@ impl Registry {
     /// other gateways of a group.
     #[must_use]
     pub fn discovery(&self, host: &Nqn, local: SocketAddr) -> (u64, Vec<Record>) {
-        let book = self.lock();
+        let table = self.lock();
         let mut records = Vec::new();
-        for listener in book.listeners() {
+        for listener in table.listeners() {
             let Some(address) = reachable(listener.address, local) else { continue };
             // What is on one link only is reported to hosts that have come by it.
             let is_used = (address.ip(), address.port()) == (local.ip(), local.port());
-            if !is_used && (book.discovery.by_listener || is_link_local(address.ip())) {
+            if !is_used && (table.discovery.by_listener || is_link_local(address.ip())) {
                 continue;
             }
             let port_id = listener.id;
             let mut add = |subtype, nqn| records.push(Record { subtype, nqn, address, port_id });
             if is_used {
-                add(Subtype::CURRENT_DISCOVERY, book.discovery.nqn);
+                add(Subtype::CURRENT_DISCOVERY, table.discovery.nqn);
             }
-            let offered = book.offered_at(host, port_id).filter(|_| !book.leaving);
+            let offered = table.offered_at(host, port_id).filter(|_| !table.leaving);
             offered.for_each(|subsystem| add(Subtype::NVM, subsystem.nqn));
         }
         // The other gateways serve while this one leaves.
-        for PeerListener { id: port_id, address } in book.peers() {
-            let offered = book.offered_at(host, port_id);
+        for PeerListener { id: port_id, address } in table.peers() {
+            let offered = table.offered_at(host, port_id);
             let subtype = Subtype::NVM;
             records.extend(offered.map(|it| Record { subtype, nqn: it.nqn, address, port_id }));
         }
         // The port identifier of a referral is assigned by the other target; 0 is not used here.
-        let referrals = book.discovery.referrals.iter().filter(|referral| referral.is_for(host));
+        let referrals = table.discovery.referrals.iter().filter(|referral| referral.is_for(host));
         records.extend(referrals.map(|referral| Record {
             subtype: Subtype::REFERRAL,
             nqn: referral.nqn,
             address: referral.address,
             port_id: 0,
         }));
-        (book.generation, records)
+        (table.generation, records)
     }
 
     /// Sets the listeners of the other gateways of the group, which serve the same subsystems.
     pub fn set_peer_listeners(&self, mut peers: Vec<PeerListener>) {
         peers.sort_unstable();
         {
-            let mut book = self.lock();
-            if book.peers == peers {
+            let mut table = self.lock();
+            if table.peers == peers {
                 return;
             }
-            book.peers = peers;
-            book.generation += 1;
+            table.peers = peers;
+            table.generation += 1;
         }
         self.announce_discovery();
     }

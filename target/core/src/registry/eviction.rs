@@ -33,12 +33,12 @@ impl Evictions {
     }
 
     /// Ends them. Duplicates of a host that has yet to authenticate end when it has done that.
-    pub(super) fn end(&self, book: &ControllerTable, newcomer: &Candidate) {
+    pub(super) fn end(&self, table: &ControllerTable, newcomer: &Candidate) {
         if !newcomer.authenticate {
             self.replaced.iter().for_each(|old| old.end(Cause::Replaced));
         }
         for old in &self.displaced {
-            let entry = book.associations.get(&old.id);
+            let entry = table.associations.get(&old.id);
             if entry.is_some_and(|entry| entry.source() == newcomer.source) {
                 old.blame();
             }

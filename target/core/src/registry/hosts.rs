@@ -153,23 +153,24 @@ mod tests {
     fn unflushed_state_of_another_namespace_under_the_same_id_does_not_count() {
         let (mut hosts, mut subsystem) = (Hosts::default(), sample());
         hosts.serve(&subsystem);
-        let [told, untold] = [1, 2].map(|host| hosts.unflushed(&association(host), &subsystem));
-        told.end_failed_flush(1, true);
-        untold.note_write(1);
-        untold.on_trust(1);
+        let [notified, unnotified] =
+            [1, 2].map(|host| hosts.unflushed(&association(host), &subsystem));
+        notified.end_failed_flush(1, true);
+        unnotified.note_write(1);
+        unnotified.on_trust(1);
         hosts.serve(&subsystem);
-        assert!(!untold.is_clean(), "it is the same");
+        assert!(!unnotified.is_clean(), "it is the same");
         subsystem.namespaces[0].uuid = [0xEE; 16];
         hosts.serve(&subsystem);
-        assert!(untold.begin_flush(1).is_some());
-        told.note_write(1);
-        told.on_trust(1);
-        assert!(told.begin_flush(1).is_none());
+        assert!(unnotified.begin_flush(1).is_some());
+        notified.note_write(1);
+        notified.on_trust(1);
+        assert!(notified.begin_flush(1).is_none());
         // The same under another id.
         for trusts_first in [true, false] {
-            told.note_write(1);
+            notified.note_write(1);
             if trusts_first {
-                told.on_trust(1);
+                notified.on_trust(1);
             }
             subsystem.namespaces[0].nsid = 9;
             hosts.serve(&subsystem);
@@ -177,8 +178,8 @@ mod tests {
                 hosts.unreported([0xEE; 16], !trusts_first).unwrap().is_empty(),
                 !trusts_first
             );
-            told.on_trust(9);
-            assert!(told.begin_flush(1).is_some() && told.begin_flush(9).is_none());
+            notified.on_trust(9);
+            assert!(notified.begin_flush(1).is_some() && notified.begin_flush(9).is_none());
             subsystem.namespaces[0].nsid = 1;
             hosts.serve(&subsystem);
         }

@@ -44,10 +44,10 @@ pub use list::Controller;
 pub use prepared::Reached;
 use unauthenticated::UnauthenticatedHosts;
 
-/// The shared book of the target.
+/// The shared table of the target.
 #[derive(Debug)]
 pub struct Registry {
-    book: Mutex<ControllerTable>,
+    table: Mutex<ControllerTable>,
     reactors: Vec<Sender>,
     /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
@@ -136,7 +136,7 @@ impl Registry {
         let (loads, unadmitted) = (counts(), counts());
         let controllers = controllers.into();
         Registry {
-            book: Mutex::default(),
+            table: Mutex::default(),
             reactors,
             loads,
             unadmitted,
@@ -180,19 +180,19 @@ impl Registry {
     /// listener, are disconnected.
     pub fn change(&self, change: Change) {
         let mut in_use = BTreeMap::new();
-        let told = {
-            let mut book = self.lock();
-            let told = book.adopt(&change);
-            book.generation += u64::from(told);
-            book.renew(&change, &mut in_use);
-            told
+        let is_discovery_changed = {
+            let mut table = self.lock();
+            let is_discovery_changed = table.adopt(&change);
+            table.generation += u64::from(is_discovery_changed);
+            table.renew(&change, &mut in_use);
+            is_discovery_changed
         };
         for reactor in &self.reactors {
             for subsystem in in_use.values() {
                 reactor.send(Message::Subsystem(Arc::clone(subsystem)));
             }
         }
-        match told {
+        match is_discovery_changed {
             true => self.announce_discovery(),
             false => self.wake_reactors(),
         }
@@ -203,10 +203,10 @@ impl Registry {
     /// time to authenticate with it. Returns the changes, one line each.
     pub fn set_keyring(&self, mut keyring: Keyring) -> Vec<String> {
         let changes = {
-            let mut book = self.lock();
-            keyring.revoke(book.keyring.known());
-            let changes = keyring.differences(&book.keyring);
-            book.replace_keyring(keyring);
+            let mut table = self.lock();
+            keyring.revoke(table.keyring.known());
+            let changes = keyring.differences(&table.keyring);
+            table.replace_keyring(keyring);
             changes
         };
         self.wake_reactors();
@@ -216,17 +216,17 @@ impl Registry {
     /// Hosts have keys elsewhere: without a key here they are refused, as if theirs had been removed
     /// here. Returns those of which that was not known.
     pub fn revoke(&self, hosts: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
-        let mut book = self.lock();
-        let old = book.keyring.known();
+        let mut table = self.lock();
+        let old = table.keyring.known();
         if hosts.is_subset(&old) {
             return BTreeSet::new();
         }
-        let mut keyring = Keyring::clone(&book.keyring);
+        let mut keyring = Keyring::clone(&table.keyring);
         keyring.revoke(hosts.iter().copied());
         let added: BTreeSet<Nqn> = keyring.known().difference(&old).copied().collect();
         if !added.is_empty() {
-            book.replace_keyring(keyring);
-            drop(book);
+            table.replace_keyring(keyring);
+            drop(table);
             self.wake_reactors();
         }
         added
@@ -246,11 +246,11 @@ impl Registry {
         let (challenge, rest) = random.split_first_chunk()?;
         let (private, rest) = rest.split_first_chunk()?;
         let first = rest.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;
-        let mut book = self.lock();
-        let keys = book.keyring.keys(host)?;
-        let last = if book.seqnum == 0 { first } else { book.seqnum };
-        book.seqnum = last.wrapping_add(1).max(1);
-        let (policy, seqnum) = (book.keyring.policy_of(host), book.seqnum);
+        let mut table = self.lock();
+        let keys = table.keyring.keys(host)?;
+        let last = if table.seqnum == 0 { first } else { table.seqnum };
+        table.seqnum = last.wrapping_add(1).max(1);
+        let (policy, seqnum) = (table.keyring.policy_of(host), table.seqnum);
         Some(Start {
             keys,
             policy,
@@ -292,8 +292,8 @@ impl Registry {
     /// The live controllers of a subsystem, by ascending id, each with its host.
     #[must_use]
     pub fn controllers_of(&self, nqn: &Nqn) -> Vec<(u16, Nqn)> {
-        let book = self.lock();
-        let live = book.associations.values().filter(|e| e.view.is_some());
+        let table = self.lock();
+        let live = table.associations.values().filter(|e| e.view.is_some());
         let live = live.map(|e| &e.association).filter(|a| a.subsystem == *nqn && !a.is_closed());
         let mut found: Vec<(u16, Nqn)> = live.map(|a| (a.cntlid, a.host)).collect();
         found.sort_unstable();
@@ -314,13 +314,13 @@ impl Registry {
     /// Applies the present state of a reservation to every controller, if the namespace is still
     /// served.
     pub fn apply_reservation(&self, reservation: &Arc<Reservation>) {
-        let book = self.lock();
-        let Some(subsystem) = book.subsystems.get(&reservation.subsystem) else { return };
+        let table = self.lock();
+        let Some(subsystem) = table.subsystems.get(&reservation.subsystem) else { return };
         let Ok(namespace) = subsystem.namespace(reservation.nsid) else { return };
         if namespace.reservation == *reservation {
             let of = |e: &&AssociationEntry| e.association.subsystem == subsystem.nqn;
             let namespaces = std::slice::from_ref(namespace);
-            book.associations.values().filter(of).for_each(|e| bar(&e.association, namespaces));
+            table.associations.values().filter(of).for_each(|e| bar(&e.association, namespaces));
         }
     }
 
@@ -343,9 +343,9 @@ impl Registry {
         hosts: &[HostKey],
         is_trusted: bool,
     ) {
-        let mut book = self.lock();
-        book.hosts.serve_one(namespace, uuid);
-        book.hosts.restore(namespace, hosts, is_trusted);
+        let mut table = self.lock();
+        table.hosts.serve_one(namespace, uuid);
+        table.hosts.restore(namespace, hosts, is_trusted);
     }
 
     /// Called before the backing store of a namespace is trusted again: makes the next flush of
@@ -434,11 +434,11 @@ impl Registry {
     /// a better one. Hosts are notified.
     pub fn set_gateway_states(&self, states: AnaStates) {
         {
-            let mut book = self.lock();
-            book.gateway = states;
-            let listeners = book.listeners().to_vec();
+            let mut table = self.lock();
+            table.gateway = states;
+            let listeners = table.listeners().to_vec();
             if !listeners.is_empty() {
-                book.move_paths(&listeners, Cause::ListenerRemoved);
+                table.move_paths(&listeners, Cause::ListenerRemoved);
             }
         }
         self.wake_reactors();
@@ -450,10 +450,10 @@ impl Registry {
             let namespaces = entry.view.as_ref().map(|view| &view.namespaces);
             namespaces.is_some_and(|all| all.iter().any(|one| one.ana_group == group))
         };
-        let book = self.lock();
-        let entries = book.associations.values().filter(has_group);
+        let table = self.lock();
+        let entries = table.associations.values().filter(has_group);
         entries.for_each(|entry| entry.association.end(cause));
-        drop(book);
+        drop(table);
         self.wake_reactors();
     }
 
@@ -471,7 +471,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, ControllerTable> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -507,24 +507,24 @@ impl ControllerTable {
 
     /// Records a change; returns whether discovery has changed.
     fn adopt(&mut self, change: &Change) -> bool {
-        let mut told = false;
+        let mut is_discovery_changed = false;
         // After shutdown has begun, no path is announced.
         if let Some(listeners) = change.listeners.as_ref().filter(|_| !self.leaving) {
             let ports = |all: &[ListenerConfig]| -> Vec<_> {
                 all.iter().map(|listener| (listener.id, listener.address)).collect()
             };
-            told |= ports(self.listeners()) != ports(listeners);
+            is_discovery_changed |= ports(self.listeners()) != ports(listeners);
             self.settle_prepared(listeners);
             let gone = if change.lost { Cause::DeviceGone } else { Cause::ListenerRemoved };
             self.move_paths(listeners, gone);
         }
         if let Some(discovery) = &change.discovery {
-            told |= self.discovery != *discovery;
+            is_discovery_changed |= self.discovery != *discovery;
             self.discovery.clone_from(discovery);
         }
         for nqn in &change.gone {
             self.last_cntlids.remove(nqn);
-            told |= self.subsystems.remove(nqn).is_some();
+            is_discovery_changed |= self.subsystems.remove(nqn).is_some();
         }
         for new in &change.subsystems {
             self.hosts.serve(new);
@@ -534,9 +534,9 @@ impl ControllerTable {
                     && old.hosts == new.hosts
                     && old.offer.listeners == new.offer.listeners
             };
-            told |= !old.is_some_and(alike);
+            is_discovery_changed |= !old.is_some_and(alike);
         }
-        told
+        is_discovery_changed
     }
 
     /// Sets the listeners. Hosts whose listener was removed are disconnected, so that they try

@@ -23,9 +23,9 @@ impl Registry {
     /// Prepares a listener at an address: until a change has it, or this is withdrawn, connection
     /// requests there are to be held.
     pub fn prepare_listener(&self, at: SocketAddr) {
-        let mut book = self.lock();
-        if !book.prepared.iter().any(|listener| listener.address == at) {
-            book.prepared.push(at.into());
+        let mut table = self.lock();
+        if !table.prepared.iter().any(|listener| listener.address == at) {
+            table.prepared.push(at.into());
         }
     }
 
@@ -38,11 +38,11 @@ impl Registry {
     /// The listener state for a connection request at `local`.
     #[must_use]
     pub fn reached(&self, local: SocketAddr) -> Reached {
-        let book = self.lock();
-        if book.listeners.is_none() || book.listener(local).is_some() {
+        let table = self.lock();
+        if table.listeners.is_none() || table.listener(local).is_some() {
             return Reached::InForce;
         }
-        match ListenerConfig::of(&book.prepared, local) {
+        match ListenerConfig::of(&table.prepared, local) {
             Some(_) => Reached::Prepared,
             None => Reached::Nobody,
         }

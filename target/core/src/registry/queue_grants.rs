@@ -20,9 +20,9 @@ impl Registry {
     /// omitted.
     #[must_use]
     pub fn reserved_receives(&self, now: Instant) -> BTreeMap<Source, u32> {
-        let book = self.lock();
+        let table = self.lock();
         let mut promised = BTreeMap::new();
-        for entry in book.associations.values() {
+        for entry in table.associations.values() {
             let kept = entry.kept_receives(now);
             if kept > 0 {
                 *promised.entry(entry.source()).or_insert(0) += kept;
@@ -35,12 +35,12 @@ impl Registry {
     /// accepts fewer.
     pub(super) fn grant(
         &self,
-        book: &ControllerTable,
+        table: &ControllerTable,
         limits: Limits,
         unidentified: Option<Source>,
         now: Instant,
     ) -> u16 {
-        self.room(book, limits.queue_depth, unidentified, now).clamp(1, limits.io_queues)
+        self.room(table, limits.queue_depth, unidentified, now).clamp(1, limits.io_queues)
     }
 
     /// Number of I/O queues for the controller of a host that is about to be authenticated. None
@@ -48,14 +48,14 @@ impl Registry {
     /// before.
     #[must_use]
     pub(crate) fn grant_again(&self, association: &Association, now: Instant) -> Option<u16> {
-        let mut book = self.lock();
+        let mut table = self.lock();
         if association.is_proved() {
             return None;
         }
-        let entry = book.associations.get(&association.id)?;
+        let entry = table.associations.get(&association.id)?;
         let most = Limits { io_queues: entry.most_io_queues, ..entry.limits };
-        let io_queues = self.grant(&book, most, None, now);
-        let entry = book.associations.get_mut(&association.id)?;
+        let io_queues = self.grant(&table, most, None, now);
+        let entry = table.associations.get_mut(&association.id)?;
         entry.limits.io_queues = io_queues;
         entry.kept_until = now + KEPT;
         Some(io_queues)
@@ -68,14 +68,14 @@ impl Registry {
     /// are evicted for those. `unidentified`: the source of such a host.
     fn room(
         &self,
-        book: &ControllerTable,
+        table: &ControllerTable,
         depth: u16,
         unidentified: Option<Source>,
         now: Instant,
     ) -> u16 {
         let depth = u32::from(depth.max(1));
         let kept = |all: bool| -> u32 {
-            let entries = book.associations.values();
+            let entries = table.associations.values();
             let own = entries.filter(|entry| all || entry.association.anonymous);
             own.map(|entry| entry.kept_receives(now)).sum()
         };
@@ -88,12 +88,12 @@ impl Registry {
         let free: u32 = loads.map(|load| left(load) / depth).sum();
         let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
         if let Some(source) = unidentified {
-            queues = queues.min(self.left_for_unidentified(book, source, depth, now));
+            queues = queues.min(self.left_for_unidentified(table, source, depth, now));
             let receives = self.receives.saturating_mul(self.loads.len() as u32);
             let left = (receives / 4 * 3).saturating_sub(kept(false));
             queues = queues.min(receives / 2 / depth).min(left / depth);
         }
-        let used: u32 = book.associations.values().map(|entry| entry.queue_pairs(now)).sum();
+        let used: u32 = table.associations.values().map(|entry| entry.queue_pairs(now)).sum();
         queues.min(self.queue_pairs().saturating_sub(used + 1)).try_into().unwrap_or(u16::MAX)
     }
 

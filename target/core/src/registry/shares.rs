@@ -67,13 +67,13 @@ impl Registry {
     /// or were promised.
     pub(super) fn left_for_unidentified(
         &self,
-        book: &ControllerTable,
+        table: &ControllerTable,
         source: Source,
         depth: u32,
         now: Instant,
     ) -> u32 {
-        let used = book.used(source, now);
-        let (share, rest) = self.shares(book);
+        let used = table.used(source, now);
+        let (share, rest) = self.shares(table);
         let own = own_share(share, used.of_source).queues(depth);
         own.min(rest.without(used.together).queues(depth))
     }
@@ -85,7 +85,7 @@ impl Registry {
     /// There is nothing left for it.
     pub(super) fn check_share(
         &self,
-        book: &ControllerTable,
+        table: &ControllerTable,
         association: &Association,
         (source, depth): (Source, u16),
         promised: bool,
@@ -95,8 +95,8 @@ impl Registry {
             return Ok(());
         }
         let depth = depth.max(1).into();
-        let used = book.used(source, now);
-        let (share, rest) = self.shares(book);
+        let used = table.used(source, now);
+        let (share, rest) = self.shares(table);
         let rest = rest.without(used.together);
         // What other controllers of its source were promised may be taken by none of them.
         let own = own_share(share, used.connected);
@@ -110,7 +110,7 @@ impl Registry {
 
     /// What all such hosts may have, of which a source has its share; and the same without any limit
     /// where there is no `hosts` list, and so nobody to leave anything to.
-    fn shares(&self, book: &ControllerTable) -> (Resources, Resources) {
+    fn shares(&self, table: &ControllerTable) -> (Resources, Resources) {
         let all = Resources {
             receives: self.receives.saturating_mul(self.loads.len().max(1) as u32),
             queue_pairs: self.queue_pairs(),
@@ -118,7 +118,7 @@ impl Registry {
         };
         let without_limit =
             Resources { receives: u32::MAX, queue_pairs: u32::MAX, controllers: u32::MAX };
-        match book.subsystems.values().any(|subsystem| !subsystem.hosts.is_empty()) {
+        match table.subsystems.values().any(|subsystem| !subsystem.hosts.is_empty()) {
             true => (all.three_quarters(), all.three_quarters()),
             false => (all, without_limit),
         }

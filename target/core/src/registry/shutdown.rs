@@ -15,15 +15,15 @@ impl Registry {
     pub fn leave(&self) {
         self.halt();
         {
-            let mut book = self.lock();
+            let mut table = self.lock();
             let leaving = |listener: &ListenerConfig| ListenerConfig {
                 ana: AnaStates::all(AnaState::INACCESSIBLE),
                 ..*listener
             };
-            let listeners: Vec<_> = book.listeners().iter().map(leaving).collect();
-            book.move_paths(&listeners, Cause::ListenerRemoved);
-            book.leaving = true;
-            book.generation += 1;
+            let listeners: Vec<_> = table.listeners().iter().map(leaving).collect();
+            table.move_paths(&listeners, Cause::ListenerRemoved);
+            table.leaving = true;
+            table.generation += 1;
         }
         self.announce_discovery();
     }

@@ -396,14 +396,14 @@ mod tests {
 
     #[test]
     fn counters_continue_when_a_host_reconnects() {
-        let mut book = StatsTable::default();
+        let mut table = StatsTable::default();
         for id in 1..=3 {
             let rows =
-                book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), [7, 1].into_iter());
+                table.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), [7, 1].into_iter());
             count(&rows.of(7).kinds[0], 512, false, 9_000);
             count(&rows.of(8).kinds[0], 512, true, 0);
         }
-        let all = book.all();
+        let all = table.all();
         assert_eq!(all.len(), 3);
         assert_eq!(all.iter().map(|row| commands(row)).collect::<Vec<_>>(), [3, 0, 3]);
         assert_eq!(all[2].pair, None);
@@ -418,15 +418,15 @@ mod tests {
     /// Anybody may make up names. The table does not grow, and no count is lost.
     #[test]
     fn rows_are_bounded_and_folded_counts_are_preserved() {
-        let mut book = StatsTable::default();
-        let kept = book.rows(&Arc::default(), (nqn("disk"), nqn("stays"), 1), 1..=1);
+        let mut table = StatsTable::default();
+        let kept = table.rows(&Arc::default(), (nqn("disk"), nqn("stays"), 1), 1..=1);
         for n in 0..MOST_ROWS * 2 {
             let host = nqn(&format!("host{n}"));
-            let rows = book.rows(&Arc::default(), (nqn("disk"), host, 2 + n as u64), 1..=1);
+            let rows = table.rows(&Arc::default(), (nqn("disk"), host, 2 + n as u64), 1..=1);
             count(&rows.of(1).kinds[1], 4096, false, 5);
             count(&kept.of(1).kinds[1], 4096, false, 5);
         }
-        let all = book.all();
+        let all = table.all();
         assert_eq!(all.len(), MOST_ROWS + 1);
         let sum: u64 = all.iter().map(|row| commands(row)).sum();
         assert_eq!(sum, MOST_ROWS as u64 * 4);
@@ -435,17 +435,17 @@ mod tests {
 
     #[test]
     fn commands_without_a_row_are_counted_in_the_shared_row() {
-        let mut book = StatsTable::default();
+        let mut table = StatsTable::default();
         let most = MOST_ROWS as u32;
-        let all = book.rows(&Arc::default(), (nqn("disk"), nqn("host"), 1), 1..=most + 5);
+        let all = table.rows(&Arc::default(), (nqn("disk"), nqn("host"), 1), 1..=most + 5);
         count(&all.of(most + 5).kinds[3], 0, false, 1);
-        assert_eq!(commands(&book.other), 1);
+        assert_eq!(commands(&table.other), 1);
         assert_eq!(all.of(most).pair.unwrap().nsid, most);
     }
 
     /// Commands of a controller, and whether it is counted alone, on all rows.
-    fn of(book: &StatsTable, controller: u64) -> Option<u64> {
-        let rows = book.all();
+    fn of(table: &StatsTable, controller: u64) -> Option<u64> {
+        let rows = table.all();
         let own = rows.iter().filter_map(|row| row.of_controller());
         let own: Vec<_> = own.filter(|(id, _)| *id == controller).collect();
         let all = own.into_iter().map(|(_, sums)| sums).collect::<Option<Vec<_>>>()?;
@@ -454,9 +454,9 @@ mod tests {
 
     #[test]
     fn controllers_of_one_host_are_counted_apart_and_from_their_own_start() {
-        let mut book = StatsTable::default();
+        let mut table = StatsTable::default();
         let mut rows = |id| {
-            let rows = book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1);
+            let rows = table.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1);
             assert!(rows.apart);
             rows
         };
@@ -472,29 +472,29 @@ mod tests {
         assert_eq!((id, sums.unwrap()[0]), (3, read));
         let failed = Sums { commands: 1, failures: 1, bytes: 512, time_ns: 7_000 };
         assert_eq!(second.of(1).of_controller().unwrap().1.unwrap()[1], failed);
-        assert_eq!([1, 2, 3].map(|id| of(&book, id)), [Some(0), Some(1), Some(1)]);
-        let all: u64 = book.all().iter().map(|row| commands(row)).sum();
+        assert_eq!([1, 2, 3].map(|id| of(&table, id)), [Some(0), Some(1), Some(1)]);
+        let all: u64 = table.all().iter().map(|row| commands(row)).sum();
         assert_eq!(all, 5, "and the counts of the host go on");
-        assert_eq!(book.all().len(), 3, "two, and the others'");
+        assert_eq!(table.all().len(), 3, "two, and the others'");
     }
 
     #[test]
     fn additional_controllers_of_a_host_share_one_row() {
-        let mut book = StatsTable::default();
-        let rows = |book: &mut StatsTable, id| {
-            book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1)
+        let mut table = StatsTable::default();
+        let rows = |table: &mut StatsTable, id| {
+            table.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1)
         };
-        let apart: Vec<_> = (1..=MOST_APART as u64).map(|id| rows(&mut book, id)).collect();
+        let apart: Vec<_> = (1..=MOST_APART as u64).map(|id| rows(&mut table, id)).collect();
         assert!(apart.iter().all(|rows| rows.apart));
-        let further = rows(&mut book, 500);
+        let further = rows(&mut table, 500);
         assert!(!further.apart);
         count(&further.of(1).kinds[0], 512, false, 9_000);
-        assert_eq!(book.all().len(), MOST_APART + 1);
-        assert_eq!((of(&book, 1), of(&book, 2)), (None, Some(0)), "which is whose is not known");
-        let all: u64 = book.all().iter().map(|row| commands(row)).sum();
+        assert_eq!(table.all().len(), MOST_APART + 1);
+        assert_eq!((of(&table, 1), of(&table, 2)), (None, Some(0)), "which is whose is not known");
+        let all: u64 = table.all().iter().map(|row| commands(row)).sum();
         assert_eq!(all, 1);
         let other = (nqn("disk"), nqn("other"), 501);
-        let other = book.rows(&Arc::default(), other, 1..=1);
-        assert!(other.apart && book.all().len() == MOST_APART + 2, "another host has a row");
+        let other = table.rows(&Arc::default(), other, 1..=1);
+        assert!(other.apart && table.all().len() == MOST_APART + 2, "another host has a row");
     }
 }

@@ -34,7 +34,7 @@ pub struct PollStats {
 /// pointers.
 #[derive(Debug)]
 pub struct ReactorStats {
-    book: Mutex<StatsTable>,
+    table: Mutex<StatsTable>,
     slow: Mutex<SlowLog>,
     /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
     slow_ns: AtomicU64,
@@ -63,7 +63,7 @@ pub struct Gauges {
 impl Default for ReactorStats {
     fn default() -> ReactorStats {
         ReactorStats {
-            book: Mutex::default(),
+            table: Mutex::default(),
             slow: Mutex::default(),
             slow_ns: AtomicU64::new(u64::MAX),
             fabric: Mutex::default(),
@@ -80,13 +80,13 @@ impl ReactorStats {
         controller: (Nqn, Nqn, u64),
         nsids: impl Iterator<Item = u32>,
     ) -> Rows {
-        lock(&self.book).rows(self, controller, nsids)
+        lock(&self.table).rows(self, controller, nsids)
     }
 
     /// Every row, the one of all others last.
     #[must_use]
     pub fn all_rows(&self) -> Vec<Arc<IoStats>> {
-        lock(&self.book).all()
+        lock(&self.table).all()
     }
 
     /// Sets the latency from which on a command is slow; 0: none is.

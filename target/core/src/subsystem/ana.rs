@@ -211,21 +211,21 @@ impl AnaLog {
     pub fn update(&mut self, subsystem: &Subsystem, states: AnaStates) -> bool {
         let old = std::mem::replace(&mut self.groups, groups(subsystem, &states));
         self.states = states;
-        let (mut tell, mut changed) = (false, old.len() != self.groups.len());
+        let (mut notify, mut changed) = (false, old.len() != self.groups.len());
         for new in &mut self.groups {
             let was = old.iter().find(|group| group.id == new.id);
             let same = was.is_some_and(|was| (was.state, &was.nsids) == (new.state, &new.nsids));
             new.changes = was.map_or(1, |was| was.changes + u64::from(!same));
             changed |= !same;
-            tell |= was.is_some_and(|was| was.state != new.state);
+            notify |= was.is_some_and(|was| was.state != new.state);
             let moved = |nsid: &u32| {
                 let of = old.iter().find(|group| group.nsids.binary_search(nsid).is_ok());
                 of.is_some_and(|of| of.id != new.id)
             };
-            tell |= !same && new.nsids.iter().any(moved);
+            notify |= !same && new.nsids.iter().any(moved);
         }
         self.changes = self.changes.wrapping_add(changed.into());
-        tell
+        notify
     }
 
     /// The page, in its maximum length: hosts request that much, nvme-cli in pieces. `lsp` is the

@@ -42,24 +42,24 @@ impl FormatJob {
     /// Why it cannot be formatted, or not with these parameters: that may have changed since the
     /// request. Format in Progress if another one has begun.
     pub fn begin(
-        wish: FormatRequest,
+        request: FormatRequest,
         namespace: &Namespace,
         format: &Arc<Format>,
     ) -> Result<FormatJob, Status> {
         if !namespace.allow_format {
             return Err(Status::OPERATION_DENIED.with_dnr());
         }
-        if !namespace.formats.shifts().any(|shift| 1 << shift == wish.block_size_bytes) {
+        if !namespace.formats.shifts().any(|shift| 1 << shift == request.block_size_bytes) {
             return Err(Status::INVALID_FORMAT.with_dnr());
         }
         if namespace.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
-        if namespace.reservation.barred(&wish.host_id).has(Barred::WRITE) {
+        if namespace.reservation.barred(&request.host_id).has(Barred::WRITE) {
             return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
         Ok(FormatJob {
-            block_size_bytes: wish.block_size_bytes,
+            block_size_bytes: request.block_size_bytes,
             old_block_size_bytes: namespace.block_bytes(),
             bytes: namespace.blocks << namespace.block_shift,
             progress: format.begin()?,
@@ -67,7 +67,7 @@ impl FormatJob {
             protection: Arc::clone(&namespace.protection),
             marks: Arc::clone(&namespace.marks),
             reservation: Arc::clone(&namespace.reservation),
-            host: wish.host_id,
+            host: request.host_id,
             held: None,
         })
     }

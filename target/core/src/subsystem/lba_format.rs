@@ -229,7 +229,7 @@ impl Format {
     /// A sentence for the administrator if the configured block size differs from that chosen by a
     /// host.
     #[must_use]
-    pub fn told(&self, configured_bytes: u32) -> Option<String> {
+    pub fn difference_from(&self, configured_bytes: u32) -> Option<String> {
         let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
         let remedy = match &self.kept {
             Persistence::File { file, .. } => format!(
@@ -320,7 +320,7 @@ mod tests {
     fn a_block_size_survives_restarts_and_formats_exclude_each_other() {
         let store = MemorySections::default();
         let format = made(&store);
-        assert_eq!((format.block_size_bytes(), format.told(4096)), (None, None));
+        assert_eq!((format.block_size_bytes(), format.difference_from(4096)), (None, None));
         let progress = format.begin().unwrap();
         assert_eq!(format.begin(), Err(Status::FORMAT_IN_PROGRESS));
         assert_eq!(format.under_way(), Some(progress));
@@ -329,9 +329,12 @@ mod tests {
         assert!(format.begin().is_ok());
         let again = made(&store);
         assert_eq!((again.block_size_bytes(), again.under_way()), (Some(512), None));
-        assert_eq!(again.told(512), None);
-        let told = again.told(4096).unwrap();
-        assert!(told.contains("blocks of 512 bytes") && told.contains("memory"), "{told}");
+        assert_eq!(again.difference_from(512), None);
+        let sentence = again.difference_from(4096).unwrap();
+        assert!(
+            sentence.contains("blocks of 512 bytes") && sentence.contains("memory"),
+            "{sentence}"
+        );
         again.choose(4096).unwrap();
         assert_eq!(made(&store).block_size_bytes(), Some(4096));
     }

@@ -35,10 +35,10 @@ async fn list(
         let named = record.why.host.is_some_and(|nqn| nqn.to_string() == *host);
         named || record.why.remote.ip().to_string() == *host
     };
-    Json(records.iter().filter(wanted).map(told).collect())
+    Json(records.iter().filter(wanted).map(api_record).collect())
 }
 
-fn told(Record { why, count, first, last, number }: &Record) -> Why {
+fn api_record(Record { why, count, first, last, number }: &Record) -> Why {
     let seconds = |at: &SystemTime| at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     Why {
         number: *number,

@@ -528,13 +528,13 @@ fn disconnect_causes_are_listed_for_all_hosts_or_a_given_one() {
     use crate::core::diag::cause::{Cause, DisconnectRecord};
     let stage = stage("");
     let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
-    let book = &stage.managed.view().shared.disconnects;
-    book.note(DisconnectRecord::nameless(Cause::NoReads, remote, local));
+    let disconnects = &stage.managed.view().shared.disconnects;
+    disconnects.note(DisconnectRecord::nameless(Cause::NoReads, remote, local));
     let host = Some("nqn.2026-11.org.example:h".parse().unwrap());
     let named =
         DisconnectRecord { host, ..DisconnectRecord::nameless(Cause::WrongSecret, remote, local) };
-    book.note(named.clone());
-    book.note(named);
+    disconnects.note(named.clone());
+    disconnects.note(named);
     stage.visit(|socket| {
         let (status, all) = get(socket, "/v1/why");
         let causes: Vec<_> =

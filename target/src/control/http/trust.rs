@@ -58,8 +58,8 @@ async fn trust(
     }
     if !wanted.dry_run {
         let registry = Arc::clone(&managed.view().registry);
-        let tell = move || registry.report_lost_writes(&name, nsid);
-        let trusted = spawn_blocking(move || monitor.trust(&store, tell)).await;
+        let mark_hosts = move || registry.report_lost_writes(&name, nsid);
+        let trusted = spawn_blocking(move || monitor.trust(&store, mark_hosts)).await;
         let trusted = trusted.unwrap_or(Err(Untrusted::NoAnswer));
         trusted.map_err(|why| refused(&place, why))?;
     }

@@ -90,8 +90,8 @@ fn reload(provisioner: &Mutex<Provisioner>, config: Config) -> Result<Vec<String
 
 fn format_to(provisioner: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<(), u16> {
     let shared = Arc::clone(&lock(provisioner).shared);
-    let wish = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
-    execute(nqn(), wish, provisioner, &shared).map_err(|status| status.code())
+    let request = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
+    execute(nqn(), request, provisioner, &shared).map_err(|status| status.code())
 }
 
 /// Stalls the I/O of the device from now on.

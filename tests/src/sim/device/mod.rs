@@ -568,8 +568,8 @@ impl BlockDevice for SimRing<'_> {
         self.recall_all(&[CancelRequest { of, tag }]);
     }
 
-    fn recall_all(&mut self, wishes: &[CancelRequest]) {
-        self.disk.rings[self.ring].cancel_all(wishes);
+    fn recall_all(&mut self, requests: &[CancelRequest]) {
+        self.disk.rings[self.ring].cancel_all(requests);
     }
 }
 

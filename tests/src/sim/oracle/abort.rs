@@ -22,7 +22,7 @@ struct Named {
 }
 
 #[derive(Debug)]
-struct Wish {
+struct Abort {
     /// The Abort command itself.
     op: u32,
     host: usize,
@@ -40,14 +40,14 @@ pub struct Aborts {
     chance: u16,
     /// Outstanding commands: host, queue, command id.
     open: BTreeMap<u32, (usize, u16, u16)>,
-    wishes: Vec<Wish>,
+    aborts: Vec<Abort>,
 }
 
 impl Aborts {
     /// With this number of Aborts per mille of commands.
     #[must_use]
     pub fn new(chance: u16) -> Aborts {
-        Aborts { chance, open: BTreeMap::new(), wishes: Vec::new() }
+        Aborts { chance, open: BTreeMap::new(), aborts: Vec::new() }
     }
 
     /// Whether any command may end aborted.
@@ -78,15 +78,15 @@ impl Aborts {
         if self.chance == 0 {
             return;
         }
-        let meets = |wish: &&mut Wish| {
-            wish.answer.is_none() && (wish.host, wish.queue, wish.cid) == (host, queue, cid)
+        let meets = |abort: &&mut Abort| {
+            abort.answer.is_none() && (abort.host, abort.queue, abort.cid) == (host, queue, cid)
         };
-        let met = self.wishes.iter_mut().filter(meets);
-        met.for_each(|wish| wish.named.push(Named { op, ended: None }));
+        let met = self.aborts.iter_mut().filter(meets);
+        met.for_each(|abort| abort.named.push(Named { op, ended: None }));
         if let Some((queue, cid)) = names {
             let named = self.open.iter().filter(|(_, at)| **at == (host, queue, cid));
             let named = named.map(|(op, _)| Named { op: *op, ended: None }).collect();
-            self.wishes.push(Wish { op, host, queue, cid, named, answer: None });
+            self.aborts.push(Abort { op, host, queue, cid, named, answer: None });
         }
         self.open.insert(op, at);
     }
@@ -97,16 +97,16 @@ impl Aborts {
     /// The response is invalid.
     pub fn answered(&mut self, op: u32, aborted: bool, says: Option<bool>) -> Result<(), String> {
         let Some((host, ..)) = self.open.remove(&op) else { return Ok(()) };
-        for wish in self.wishes.iter_mut().filter(|wish| wish.host == host) {
-            if wish.op == op {
-                wish.answer = Some(says == Some(true));
+        for abort in self.aborts.iter_mut().filter(|abort| abort.host == host) {
+            if abort.op == op {
+                abort.answer = Some(says == Some(true));
             }
-            for named in wish.named.iter_mut().filter(|named| named.op == op) {
+            for named in abort.named.iter_mut().filter(|named| named.op == op) {
                 named.ended = Some(aborted);
             }
         }
         let verdict = self.check(host);
-        if aborted && !self.wishes.iter().any(|wish| wish.names(op)) {
+        if aborted && !self.aborts.iter().any(|abort| abort.names(op)) {
             return Err("it was aborted, and no Abort has named it".to_owned());
         }
         self.tidy();
@@ -116,36 +116,36 @@ impl Aborts {
     /// The association of a host has ended.
     pub fn forget(&mut self, host: usize) {
         self.open.retain(|_, (of, ..)| *of != host);
-        self.wishes.retain(|wish| wish.host != host);
+        self.aborts.retain(|abort| abort.host != host);
     }
 
     /// Removes Aborts whose outcome is complete, and that explain no end of other commands.
     fn tidy(&mut self) {
-        let open = self.wishes.iter().filter(|wish| !wish.is_over());
+        let open = self.aborts.iter().filter(|abort| !abort.is_over());
         let asked: BTreeSet<u32> =
             open.flat_map(|w| w.named.iter().map(|named| named.op)).collect();
-        self.wishes.retain(|wish| {
-            !wish.is_over() || wish.named.iter().any(|named| asked.contains(&named.op))
+        self.aborts.retain(|abort| {
+            !abort.is_over() || abort.named.iter().any(|named| asked.contains(&named.op))
         });
     }
 
     fn check(&self, host: usize) -> Result<(), String> {
-        for wish in self.wishes.iter().filter(|wish| wish.host == host) {
-            let ends = |how| wish.named.iter().any(|named| named.ended == how);
-            if wish.answer == Some(true) && !ends(None) && !ends(Some(true)) {
+        for abort in self.aborts.iter().filter(|abort| abort.host == host) {
+            let ends = |how| abort.named.iter().any(|named| named.ended == how);
+            if abort.answer == Some(true) && !ends(None) && !ends(Some(true)) {
                 return Err(format!(
                     "Abort of command {:04x} on queue {} says that it was aborted, and it was not",
-                    wish.cid, wish.queue
+                    abort.cid, abort.queue
                 ));
             }
-            let aborted = wish.named.iter().filter(|named| named.ended == Some(true));
+            let aborted = abort.named.iter().filter(|named| named.ended == Some(true));
             for named in aborted {
-                let by = |other: &Wish| other.names(named.op) && other.answer != Some(false);
-                if !self.wishes.iter().any(by) {
+                let by = |other: &Abort| other.names(named.op) && other.answer != Some(false);
+                if !self.aborts.iter().any(by) {
                     return Err(format!(
                         "Abort of command {:04x} on queue {} says that it was not aborted, and it \
                          was",
-                        wish.cid, wish.queue
+                        abort.cid, abort.queue
                     ));
                 }
             }
@@ -154,7 +154,7 @@ impl Aborts {
     }
 }
 
-impl Wish {
+impl Abort {
     fn is_over(&self) -> bool {
         self.answer.is_some() && self.named.iter().all(|named| named.ended.is_some())
     }
@@ -171,7 +171,7 @@ mod tests {
     const AT: (usize, u16, u16) = (0, 1, 7);
     const ADMIN: (usize, u16, u16) = (0, 0, 3);
 
-    fn wish() -> Aborts {
+    fn abort() -> Aborts {
         let mut aborts = Aborts::new(10);
         aborts.leaves(1, AT, None);
         aborts.leaves(2, ADMIN, Some((1, 7)));
@@ -182,7 +182,7 @@ mod tests {
     fn abort_result_must_match_the_outcome_of_its_command() {
         for abort_first in [true, false] {
             for (aborted, says) in [(true, true), (true, false), (false, true), (false, false)] {
-                let mut aborts = wish();
+                let mut aborts = abort();
                 let first = match abort_first {
                     true => aborts.answered(2, false, Some(says)),
                     false => aborts.answered(1, aborted, None),
@@ -193,14 +193,14 @@ mod tests {
                 };
                 assert!(first.is_ok());
                 assert_eq!(second.is_ok(), aborted == says, "{abort_first} {aborted} {says}");
-                assert!(aborts.wishes.is_empty(), "all is known");
+                assert!(aborts.aborts.is_empty(), "all is known");
             }
         }
     }
 
     #[test]
     fn commands_without_an_abort_must_not_end_aborted() {
-        let mut aborts = wish();
+        let mut aborts = abort();
         aborts.leaves(3, (0, 2, 7), None);
         assert!(aborts.answered(3, true, None).is_err());
     }
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn an_abort_may_hit_a_later_command_of_the_same_id() {
-        let mut aborts = wish();
+        let mut aborts = abort();
         aborts.answered(1, false, None).unwrap();
         aborts.leaves(3, AT, None);
         aborts.answered(2, false, Some(true)).unwrap();
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn an_aborted_command_must_be_reported_by_one_of_two_aborts() {
-        let mut aborts = wish();
+        let mut aborts = abort();
         aborts.leaves(4, (0, 0, 4), Some((1, 7)));
         aborts.answered(1, true, None).unwrap();
         aborts.answered(2, false, Some(false)).unwrap();

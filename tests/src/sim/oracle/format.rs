@@ -42,9 +42,9 @@ struct Format {
 
 impl Format {
     /// Ends a command without a response.
-    fn end_unanswered(&mut self, wish: u8, now: Moment) {
-        let unsure = self.size.filter(|size| *size == wish);
-        self.size = if self.seen { Some(wish) } else { unsure };
+    fn end_unanswered(&mut self, new_size: u8, now: Moment) {
+        let unsure = self.size.filter(|size| *size == new_size);
+        self.size = if self.seen { Some(new_size) } else { unsure };
         (self.order, self.settled) = (None, now);
     }
 }
@@ -146,7 +146,7 @@ impl Formats {
     #[must_use]
     pub fn may_be_bare(&self, host: usize, space: usize) -> bool {
         let Format { order, size, .. } = self.formats[space];
-        let keeps = order.is_none_or(|(_, wish)| Some(wish) == size);
+        let keeps = order.is_none_or(|(_, new_size)| Some(new_size) == size);
         keeps && size == Some(self.beliefs[host][space].shift)
     }
 
@@ -194,10 +194,10 @@ impl Formats {
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         let format = &mut self.formats[op.span.space];
         format.bare.retain(|id| *id != op.id);
-        if let Some((id, wish)) = format.order
+        if let Some((id, new_size)) = format.order
             && id == op.id
         {
-            format.end_unanswered(wish, now);
+            format.end_unanswered(new_size, now);
         }
     }
 
@@ -205,8 +205,8 @@ impl Formats {
     pub fn crash(&mut self, now: Moment) {
         for format in &mut self.formats {
             format.bare.clear();
-            if let Some((_, wish)) = format.order.take() {
-                format.end_unanswered(wish, now);
+            if let Some((_, new_size)) = format.order.take() {
+                format.end_unanswered(new_size, now);
             }
         }
     }
@@ -227,14 +227,15 @@ impl Formats {
         let verdict = self.check(op, status);
         let format = &mut self.formats[op.span.space];
         if let Kind::Format { .. } = op.kind
-            && let Some((id, wish)) = format.order
+            && let Some((id, new_size)) = format.order
             && id == op.id
         {
-            let size = if status.is_success() || format.seen { Some(wish) } else { format.size };
+            let size =
+                if status.is_success() || format.seen { Some(new_size) } else { format.size };
             (format.order, format.settled, format.size) = (None, now, size);
             // The host that sent it knows the new size.
             if status.is_success() {
-                self.beliefs[op.host][op.span.space].shift = wish;
+                self.beliefs[op.host][op.span.space].shift = new_size;
             }
         }
         self.is_over(op, now);
@@ -265,8 +266,8 @@ impl Formats {
         let shift = (bytes / SECTOR_BYTES).trailing_zeros() as u8;
         belief.shift = shift;
         let Format { order, sent, seen, settled, size, .. } = &mut self.formats[op.span.space];
-        if let Some((_, wish)) = order {
-            let is_new = shift == *wish && size.is_some_and(|size| size != shift);
+        if let Some((_, new_size)) = order {
+            let is_new = shift == *new_size && size.is_some_and(|size| size != shift);
             *seen |= is_new && op.began > *sent && op.began > *settled;
             return Ok(());
         }

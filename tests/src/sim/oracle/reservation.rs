@@ -34,7 +34,7 @@ enum Known {
 }
 
 #[derive(Debug)]
-struct Book {
+struct Model {
     known: Known,
     /// The outstanding request and its host.
     order: Option<(u32, usize, Order)>,
@@ -50,7 +50,7 @@ struct Book {
 /// State of the oracle for reservations.
 #[derive(Debug)]
 pub struct Fencing {
-    books: Vec<Book>,
+    models: Vec<Model>,
     hosts: usize,
     /// Requests per mille of commands; 0: none.
     chance: u16,
@@ -64,15 +64,15 @@ impl Fencing {
     /// For this number of namespaces and hosts, without reservations.
     #[must_use]
     pub fn new(spaces: usize, hosts: usize, chance: u16, persistent: bool) -> Fencing {
-        let book = || Book {
+        let model = || Model {
             known: Known::All(State { registrants: vec![false; hosts], held: None }),
             order: None,
             settled: 0,
             preempted: Vec::new(),
             preempted_at: vec![0; hosts],
         };
-        let books = (0..spaces).map(|_| book()).collect();
-        Fencing { books, hosts, chance, persistent, open: BTreeMap::new() }
+        let models = (0..spaces).map(|_| model()).collect();
+        Fencing { models, hosts, chance, persistent, open: BTreeMap::new() }
     }
 
     /// The request that a host sends instead of another command, if any.
@@ -83,7 +83,7 @@ impl Fencing {
             return None;
         }
         let rtype = ReservationType::ALL[dice.below(6) as usize];
-        let state = match &self.books[space].known {
+        let state = match &self.models[space].known {
             Known::All(state) => state,
             Known::Registrant(known) if *known == host => return Some(Order::Clear),
             Known::Registrant(_) | Known::Nothing => return Some(Order::Register(self.persistent)),
@@ -105,7 +105,7 @@ impl Fencing {
 
     /// Whether a host should not write, as far as is certain.
     pub fn is_barred(&self, space: usize, host: usize) -> bool {
-        match &self.books[space].known {
+        match &self.models[space].known {
             Known::All(state) => state.bars(host, true),
             Known::Registrant(_) | Known::Nothing => true,
         }
@@ -114,12 +114,12 @@ impl Fencing {
     /// The request with which host 0 ensures, in the end, that there is no reservation; and whether
     /// there is none left.
     pub fn last_order(&self) -> (Option<(usize, Order)>, bool) {
-        let unsure = |book: &Book| match &book.known {
-            Known::All(state) if state.held.is_none() => book.order.is_some(),
+        let unsure = |model: &Model| match &model.known {
+            Known::All(state) if state.held.is_none() => model.order.is_some(),
             _ => true,
         };
-        let Some(space) = self.books.iter().position(unsure) else { return (None, true) };
-        let order = match &self.books[space].known {
+        let Some(space) = self.models.iter().position(unsure) else { return (None, true) };
+        let order = match &self.models[space].known {
             Known::All(state) if state.registrants[0] => Order::Clear,
             Known::Registrant(0) => Order::Clear,
             _ => Order::Register(self.persistent),
@@ -133,10 +133,10 @@ impl Fencing {
             self.open.insert(op.id, (op.host, spans.to_vec()));
         }
         if let Kind::Order(order) = op.kind {
-            let book = &mut self.books[op.span.space];
-            book.order = Some((op.id, op.host, order));
+            let model = &mut self.models[op.span.space];
+            model.order = Some((op.id, op.host, order));
             if let Order::Preempt(victim, _) = order {
-                book.preempted_at[victim] = Moment::MAX;
+                model.preempted_at[victim] = Moment::MAX;
             }
         }
     }
@@ -144,16 +144,16 @@ impl Fencing {
     /// A command has ended: answered, or lost for so long that the target has nothing of it.
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         self.open.remove(&op.id);
-        for book in &mut self.books {
-            book.preempted.retain(|id| *id != op.id);
+        for model in &mut self.models {
+            model.preempted.retain(|id| *id != op.id);
         }
-        let book = &mut self.books[op.span.space];
-        if let Some((id, _, order)) = book.order
+        let model = &mut self.models[op.span.space];
+        if let Some((id, _, order)) = model.order
             && id == op.id
         {
-            (book.order, book.known, book.settled) = (None, Known::Nothing, now);
+            (model.order, model.known, model.settled) = (None, Known::Nothing, now);
             if let Order::Preempt(victim, _) = order {
-                book.preempted_at[victim] = now;
+                model.preempted_at[victim] = now;
             }
         }
     }
@@ -162,16 +162,16 @@ impl Fencing {
     /// command either outcome is possible.
     pub fn crash(&mut self, now: Moment) {
         self.open.clear();
-        for book in &mut self.books {
+        for model in &mut self.models {
             let registrants = vec![false; self.hosts];
-            book.known = match (self.persistent, book.order.take()) {
-                (true, None) => book.known.clone(),
+            model.known = match (self.persistent, model.order.take()) {
+                (true, None) => model.known.clone(),
                 (true, Some(_)) => Known::Nothing,
                 (false, _) => Known::All(State { registrants, held: None }),
             };
-            book.settled = now;
-            book.preempted.clear();
-            for at in &mut book.preempted_at {
+            model.settled = now;
+            model.preempted.clear();
+            for at in &mut model.preempted_at {
                 *at = (*at).min(now);
             }
         }
@@ -187,20 +187,20 @@ impl Fencing {
         status: Status,
         now: Moment,
     ) -> Result<Vec<(u32, Span)>, String> {
-        let book = &mut self.books[op.span.space];
-        let Some((id, host, order)) = book.order.filter(|(id, ..)| *id == op.id) else {
+        let model = &mut self.models[op.span.space];
+        let Some((id, host, order)) = model.order.filter(|(id, ..)| *id == op.id) else {
             // The target has crashed since it was sent.
             return Ok(Vec::new());
         };
-        let known = book.known.clone();
+        let known = model.known.clone();
         self.is_over(op, now);
-        let book = &mut self.books[op.span.space];
+        let model = &mut self.models[op.span.space];
         let known = match known {
             Known::All(state) => {
                 let mut after = state.clone();
                 let expected = after.apply(host, order);
                 if !status.is_success() && !is_of_orders(status) {
-                    book.known = Known::All(state);
+                    model.known = Known::All(state);
                     return Ok(Vec::new());
                 }
                 if !status.is(expected) {
@@ -227,9 +227,9 @@ impl Fencing {
             }
             other => other,
         };
-        book.known = known;
+        model.known = known;
         let Order::Preempt(victim, _) = order else { return Ok(Vec::new()) };
-        let Known::All(state) = &book.known else { return Ok(Vec::new()) };
+        let Known::All(state) = &model.known else { return Ok(Vec::new()) };
         if !status.is_success() || !state.bars(victim, true) {
             return Ok(Vec::new());
         }
@@ -237,7 +237,7 @@ impl Fencing {
         let spans = of_victim.flat_map(|(id, (_, spans))| spans.iter().map(|span| (*id, *span)));
         let ended: Vec<_> = spans.filter(|(_, span)| span.space == op.span.space).collect();
         debug_assert!(ended.iter().all(|(other, _)| *other != id));
-        book.preempted = ended.iter().map(|(id, _)| *id).collect();
+        model.preempted = ended.iter().map(|(id, _)| *id).collect();
         Ok(ended)
     }
 
@@ -250,16 +250,16 @@ impl Fencing {
             _ if op.changes().is_some() => true,
             _ => return Ok(()),
         };
-        let book = &self.books[op.span.space];
+        let model = &self.models[op.span.space];
         let refused = status.is(Status::RESERVATION_CONFLICT);
         if status.is(Status::ABORTED_PREEMPT) {
-            return match book.preempted_at[host] >= op.began {
+            return match model.preempted_at[host] >= op.began {
                 true => Ok(()),
                 false => Err("it was aborted, and nobody has preempted its host".to_owned()),
             };
         }
-        let (Known::All(state), None) = (&book.known, book.order) else { return Ok(()) };
-        if book.settled >= op.began {
+        let (Known::All(state), None) = (&model.known, model.order) else { return Ok(()) };
+        if model.settled >= op.began {
             return Ok(());
         }
         match (state.bars(host, writes), refused, status.is_success()) {
@@ -276,8 +276,8 @@ impl Fencing {
     }
 
     fn is_free(&self, space: usize) -> bool {
-        let book = &self.books[space];
-        book.order.is_none() && book.preempted.is_empty()
+        let model = &self.models[space];
+        model.order.is_none() && model.preempted.is_empty()
     }
 }
 

@@ -185,8 +185,8 @@ impl Target {
     }
 
     /// Queues the format of a host, which does not wait for other requests.
-    pub(super) fn order_format(&mut self, wish: FormatRequest, asker: (usize, Tag)) {
-        self.formatter.orders.push_back((wish, asker));
+    pub(super) fn order_format(&mut self, request: FormatRequest, asker: (usize, Tag)) {
+        self.formatter.orders.push_back((request, asker));
     }
 
     /// The target has crashed: formats in progress are lost.
@@ -208,10 +208,10 @@ impl Target {
         if self.is_dead() {
             return Ok(news);
         }
-        while let Some((wish, asker)) = self.formatter.orders.pop_front() {
+        while let Some((request, asker)) = self.formatter.orders.pop_front() {
             news.told = true;
             let mut devices = Devices { target: self, profile, disk };
-            match FormatTask::begin(subnqn(), wish, &mut devices) {
+            match FormatTask::begin(subnqn(), request, &mut devices) {
                 Ok(task) => {
                     self.formatter.number += 1;
                     let (number, stage) = (self.formatter.number, Stage::Draining(task));

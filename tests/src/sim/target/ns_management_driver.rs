@@ -375,8 +375,8 @@ impl Target {
         loop {
             let order = self.ns_admin.worker.take()?;
             match order.what {
-                NamespaceRequest::Format(wish) => {
-                    self.order_format(wish, (order.reactor, order.tag))
+                NamespaceRequest::Format(request) => {
+                    self.order_format(request, (order.reactor, order.tag))
                 }
                 _ => return Some(order),
             }

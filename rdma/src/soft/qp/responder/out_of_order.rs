@@ -10,7 +10,7 @@ use crate::soft::wire::header::Packet;
 /// Marks a missing packet.
 const NONE: u32 = u32::MAX;
 /// A peer of this implementation gets a report at the latest after this many early packets.
-const TELL_INTERVAL: u32 = 4;
+const REPORT_INTERVAL: u32 = 4;
 
 /// Handling of an out-of-order packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,13 +34,13 @@ pub(super) struct OutOfOrder {
     /// The peer gets reports of kept packets.
     selective: bool,
     /// Kept packets that were not reported yet.
-    untold: u32,
+    unreported: u32,
 }
 
 impl OutOfOrder {
     pub(super) fn new(most: u32, mtu: u32, selective: bool) -> OutOfOrder {
         let (most, mtu) = (most as usize, mtu as usize);
-        OutOfOrder { places: VecDeque::new(), count: 0, most, mtu, selective, untold: 0 }
+        OutOfOrder { places: VecDeque::new(), count: 0, most, mtu, selective, unreported: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -53,7 +53,7 @@ impl OutOfOrder {
     }
 
     /// Whether a report is due.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn is_reported(&self) -> bool {
         self.selective && self.count > 0
     }
 
@@ -76,13 +76,13 @@ impl OutOfOrder {
         self.places.resize(end.max(ahead + 1), NONE);
         self.places[ahead] = place;
         self.count += 1;
-        self.untold += 1;
+        self.unreported += 1;
         let gap = ahead > end.max(1) || self.count == 1;
-        let tell = gap || packet.bth.ack_request || self.untold >= TELL_INTERVAL;
-        if tell {
-            self.untold = 0;
+        let report = gap || packet.bth.ack_request || self.unreported >= REPORT_INTERVAL;
+        if report {
+            self.unreported = 0;
         }
-        (ReorderOutcome::Kept, tell)
+        (ReorderOutcome::Kept, report)
     }
 
     /// This many packets, the missing one first, were received. Returns the entry of the packet

@@ -1,6 +1,6 @@
 //! Tests of the entries that the kernel is given.
 
-use super::{Bench, flags_told};
+use super::{Bench, flags_of};
 use crate::uring::*;
 
 /// The next submission for a slot, and its entry.
@@ -26,7 +26,7 @@ fn only_fua_writes_are_submitted_with_rwf_dsync() {
             for len in [8192, 4096] {
                 let (step, entry) = next_entry(&mut bench.ring, slot);
                 assert!(matches!(step, Step::Write { len: left, .. } if left == len), "{step:?}");
-                assert_eq!(flags_told(&entry), (code, flags as u32), "{fixed} {registered}");
+                assert_eq!(flags_of(&entry), (code, flags as u32), "{fixed} {registered}");
                 // The kernel has done half of it: the rest has the same durability.
                 let flight = bench.ring.flights.slots[slot as usize].as_mut().unwrap();
                 let backing = &bench.ring.flights.attachments[0].as_ref().unwrap().backing;
@@ -48,7 +48,7 @@ fn a_flush_is_submitted_as_fdatasync() {
     let (step, entry) = next_entry(&mut bench.ring, slot);
     assert_eq!(step, Step::Sync);
     let datasync = io_uring::types::FsyncFlags::DATASYNC.bits();
-    assert_eq!(flags_told(&entry), (opcode::Fsync::CODE, datasync));
+    assert_eq!(flags_of(&entry), (opcode::Fsync::CODE, datasync));
     bench.ring.flights.not_submitted(Submission::Step(slot, step));
     assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
     assert_eq!(bench.ring.stats().syncs, 1);

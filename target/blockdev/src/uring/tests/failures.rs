@@ -229,7 +229,7 @@ fn a_hanging_device_delays_no_other_and_its_io_can_be_cancelled() {
 /// All hosts of a store that blocks time out at about the same time.
 #[test]
 fn cancelled_operations_leave_no_state_in_the_ring() {
-    const WISH: Tag = 1 << 20;
+    const CANCEL: Tag = 1 << 20;
     let mut bench = Bench::new(512);
     let hung = bench.file("disk.img", 512);
     bench.ring.attach(STORE, Arc::clone(&hung)).unwrap();
@@ -240,13 +240,14 @@ fn cancelled_operations_leave_no_state_in_the_ring() {
     }
     bench.ring.submit();
     // One of them is unknown.
-    let wishes: Vec<_> = (0..501).map(|of| crate::CancelRequest { of, tag: WISH | of }).collect();
-    bench.ring.recall_all(&wishes);
+    let requests: Vec<_> =
+        (0..501).map(|of| crate::CancelRequest { of, tag: CANCEL | of }).collect();
+    bench.ring.recall_all(&requests);
     let done = bench.await_done(1001);
-    let granted = done.iter().filter(|done| done.tag & WISH != 0 && done.outcome.is_ok()).count();
+    let granted = done.iter().filter(|done| done.tag & CANCEL != 0 && done.outcome.is_ok()).count();
     let aborted = done.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED)).count();
     assert_eq!((granted, aborted), (500, 500));
-    assert!(done.iter().any(|it| (it.tag, it.outcome.is_ok()) == (WISH | 500, false)));
+    assert!(done.iter().any(|it| (it.tag, it.outcome.is_ok()) == (CANCEL | 500, false)));
     assert_eq!((bench.ring.flights.recalls.len(), bench.ring.flights.recalls.places()), (0, 0));
     done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);

@@ -32,8 +32,8 @@ fn no_device_occupies_all_ring_slots_while_another_is_attached() {
     let alone = Some(u64::from(share_alone) - 1);
     assert_eq!(in_slots(&bench), alone);
     bench.ring.attach(DeviceId(0), other).unwrap();
-    let wishes = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
-    bench.ring.recall_all(&wishes.map(|(tag, of)| crate::CancelRequest { of, tag }));
+    let requests = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
+    bench.ring.recall_all(&requests.map(|(tag, of)| crate::CancelRequest { of, tag }));
     bench.ring.submit();
     let tags: Vec<Tag> = bench.await_done(6).iter().map(|done| done.tag).collect();
     assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");

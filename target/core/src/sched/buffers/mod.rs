@@ -280,8 +280,8 @@ impl BufferScheduler {
     /// Whether a share permits the buffers that a command needs.
     #[inline(always)]
     #[must_use]
-    pub fn allows(&self, share: u32, wish: &BufferDemand) -> bool {
-        self.has_much_free(share, wish) || self.allows_little(share, wish)
+    pub fn allows(&self, share: u32, demand: &BufferDemand) -> bool {
+        self.has_much_free(share, demand) || self.allows_little(share, demand)
     }
 
     /// Whether a share is slow, and slow ones hold as much as they may.
@@ -317,8 +317,8 @@ impl BufferScheduler {
     /// Whether the share is not slow, and so much is free, compared with its bytes and those of the
     /// device, that no limit can apply: the usual case.
     #[inline]
-    fn has_much_free(&self, share: u32, wish: &BufferDemand) -> bool {
-        let BufferDemand { store, wanted_bytes, free_bytes, .. } = *wish;
+    fn has_much_free(&self, share: u32, demand: &BufferDemand) -> bool {
+        let BufferDemand { store, wanted_bytes, free_bytes, .. } = *demand;
         let Some(share) = self.shares.get(share as usize) else { return true };
         share.has_much_free(wanted_bytes, free_bytes)
             && store.is_none_or(|store| self.stores.holds_little(store, free_bytes))
@@ -348,8 +348,8 @@ impl BufferScheduler {
     }
 
     #[inline(never)]
-    fn allows_little(&self, share: u32, wish: &BufferDemand) -> bool {
-        let BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes } = *wish;
+    fn allows_little(&self, share: u32, demand: &BufferDemand) -> bool {
+        let BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes } = *demand;
         if self.is_limited(share, wanted_bytes, free_bytes) {
             return false;
         }
@@ -708,7 +708,7 @@ mod tests {
     }
 
     /// Demand of a command for no device, with `free_bytes` free.
-    fn wish(lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> BufferDemand {
+    fn demand(lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> BufferDemand {
         BufferDemand { lane, store: None, wanted_bytes, free_bytes, largest_bytes: 1 }
     }
 
@@ -809,7 +809,7 @@ mod tests {
             .for_each(|share| waiters.end(share, (NsIndex::of(1), None), 0, false));
         waiters.end(prompt, (NsIndex::of(1), None), 0, true);
         waiters.charge(other, NsIndex::of(1), None, 1);
-        assert!(waiters.may_try(Some(other), None) && !waiters.allows(slow, &wish(None, 50, 99)));
+        assert!(waiters.may_try(Some(other), None) && !waiters.allows(slow, &demand(None, 50, 99)));
         waiters.push(Some(slow), QueuedCommand { wanted_bytes: 50, ..waiter(1, 0) }, None);
         assert!(!waiters.may_try(Some(other), None) && waiters.may_try(Some(prompt), None));
         assert!(waiters.next_turn(&room(99)).is_none());
@@ -849,14 +849,14 @@ mod tests {
     fn a_host_holds_at_most_four_times_the_free_bytes() {
         let (mut waiters, a, b) = waiters();
         let (mut free, mut held) = (100, 0);
-        while waiters.allows(a, &wish(None, 1, free)) && free > 0 {
+        while waiters.allows(a, &demand(None, 1, free)) && free > 0 {
             waiters.charge(a, NsIndex::of(1), None, 1);
             (free, held) = (free - 1, held + 1);
         }
         assert_eq!((free, held), (20, 80));
-        assert!(waiters.allows(b, &wish(None, 20, free)), "the first of another");
+        assert!(waiters.allows(b, &demand(None, 20, free)), "the first of another");
         waiters.discharge(a, NsIndex::of(1), None, 80);
-        assert!(waiters.allows(a, &wish(None, 1, 0)), "nothing is held: the pool alone decides");
+        assert!(waiters.allows(a, &demand(None, 1, 0)), "nothing is held: the pool alone decides");
         waiters.leave(a, 8);
         waiters.leave(a, 8);
         assert_eq!(waiters.join(300, 1), a, "its place is free again");
@@ -867,19 +867,21 @@ mod tests {
         let (mut waiters, a, _) = waiters();
         let (hung, other) = (NsIndex::of(1), NsIndex::of(2));
         let mut free = 100;
-        while waiters.allows(a, &wish(Some(hung), 1, free)) && free > 0 {
+        while waiters.allows(a, &demand(Some(hung), 1, free)) && free > 0 {
             waiters.charge(a, hung, None, 1);
             free -= 1;
         }
         assert_eq!(free, 50);
-        while waiters.allows(a, &wish(Some(other), 1, free)) {
+        while waiters.allows(a, &demand(Some(other), 1, free)) {
             waiters.charge(a, other, None, 1);
             free -= 1;
         }
         assert_eq!(free, 25, "of the rest the same");
         waiters.discharge(a, hung, None, 50);
         waiters.discharge(a, other, None, 25);
-        assert!(waiters.allows(a, &wish(Some(hung), 1, 0)) && waiters.allows(a, &wish(None, 1, 0)));
+        assert!(
+            waiters.allows(a, &demand(Some(hung), 1, 0)) && waiters.allows(a, &demand(None, 1, 0))
+        );
     }
 
     #[test]
@@ -949,7 +951,7 @@ mod tests {
         let page = |free_bytes| BufferDemand {
             store,
             largest_bytes: 1 << 20,
-            ..wish(None, 4096, free_bytes)
+            ..demand(None, 4096, free_bytes)
         };
         waiters.charge(a, NsIndex::of(1), store, 4096);
         waiters.charge(b, NsIndex::of(1), store, 4096);
@@ -977,8 +979,8 @@ mod tests {
             waiters.abandon(b);
             let lane = (lane > 0).then(|| NsIndex::of(lane));
             let store = Some(DeviceSlot::of(DeviceId(store)));
-            let wish = BufferDemand { store, largest_bytes: largest, ..wish(lane, wanted, free) };
-            prop_assert!(!waiters.has_much_free(a, &wish) || waiters.allows_little(a, &wish));
+            let demand = BufferDemand { store, largest_bytes: largest, ..demand(lane, wanted, free) };
+            prop_assert!(!waiters.has_much_free(a, &demand) || waiters.allows_little(a, &demand));
         }
     }
 
@@ -1055,17 +1057,17 @@ mod tests {
         waiters.charge(b, NsIndex::of(1), None, 40);
         let mut free = 10;
         assert!(
-            !waiters.allows(a, &wish(Some(hung), 1, free))
-                && !waiters.allows(a, &wish(None, 1, free))
+            !waiters.allows(a, &demand(Some(hung), 1, free))
+                && !waiters.allows(a, &demand(None, 1, free))
         );
-        while waiters.allows(a, &wish(Some(other), 1, free)) {
+        while waiters.allows(a, &demand(Some(other), 1, free)) {
             waiters.charge(a, other, None, 1);
             free -= 1;
         }
         assert_eq!(free, 5, "of what is free as much as stays");
         waiters.charge(a, NsIndex::of(3), None, 15);
         assert!(
-            !waiters.allows(a, &wish(Some(NsIndex::of(4)), 1, free)),
+            !waiters.allows(a, &demand(Some(NsIndex::of(4)), 1, free)),
             "four times that of all others"
         );
     }

@@ -230,9 +230,13 @@ impl State {
                 Effect::default()
             }
             RegisterAction::UNREGISTER => {
-                let told = self.rtype.admits_registrants() && !self.rtype.is_held_by_all();
+                let is_notified = self.rtype.admits_registrants() && !self.rtype.is_held_by_all();
                 let released = self.remove(host);
-                self.tell_others(host, released && told, NotificationType::RESERVATION_RELEASED)
+                self.notify_others(
+                    host,
+                    released && is_notified,
+                    NotificationType::RESERVATION_RELEASED,
+                )
             }
             _ => return Err(invalid),
         };
@@ -310,8 +314,8 @@ impl State {
         let preempted = |id: &HostId| (*id, NotificationType::REGISTRATION_PREEMPTED);
         let mut notices: Vec<_> = others.iter().map(preempted).collect();
         let retyped = takes_over && before != rtype;
-        let told = self.tell_others(host, retyped, NotificationType::RESERVATION_RELEASED);
-        notices.extend(told.notices);
+        let released = self.notify_others(host, retyped, NotificationType::RESERVATION_RELEASED);
+        notices.extend(released.notices);
         Ok(Effect { notices, aborted: others })
     }
 
@@ -328,12 +332,13 @@ impl State {
                 Err(Status::INVALID_FIELD.with_dnr())
             }
             ReleaseAction::RELEASE => {
-                let told = self.rtype.admits_registrants();
+                let is_notified = self.rtype.admits_registrants();
                 self.let_go();
-                Ok(self.tell_others(host, told, NotificationType::RESERVATION_RELEASED))
+                Ok(self.notify_others(host, is_notified, NotificationType::RESERVATION_RELEASED))
             }
             ReleaseAction::CLEAR => {
-                let effect = self.tell_others(host, true, NotificationType::RESERVATION_PREEMPTED);
+                let effect =
+                    self.notify_others(host, true, NotificationType::RESERVATION_PREEMPTED);
                 self.let_go();
                 self.registrants.clear();
                 self.count();
@@ -366,8 +371,8 @@ impl State {
     }
 
     /// Notices to all registrants but `host`.
-    fn tell_others(&self, host: &HostId, told: bool, what: NotificationType) -> Effect {
-        let others = self.registrants.keys().filter(|id| told && *id != host);
+    fn notify_others(&self, host: &HostId, is_notified: bool, what: NotificationType) -> Effect {
+        let others = self.registrants.keys().filter(|id| is_notified && *id != host);
         Effect { notices: others.map(|id| (*id, what)).collect(), aborted: Vec::new() }
     }
 
