@@ -170,9 +170,8 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::UnixStream;
 
-    use rdma::PoolPlan;
-
     use super::*;
+    use crate::attach::operation::tests::pool;
 
     const DEVICE: usize = usize::MAX;
 
@@ -191,15 +190,7 @@ mod tests {
             listener.set_nonblocking(true).expect("possible");
             let mut table = ConnectionTable::new(most);
             table.listen(Some(listener));
-            let plan = PoolPlan {
-                cells: 0,
-                receives: 0,
-                lead_bytes: 0,
-                tail_bytes: 0,
-                data_bytes: 64 << 10,
-                largest_bytes: 4096,
-            };
-            let pool = Pool::new(plan).expect("memory");
+            let pool = pool(4096);
             let export = Export { size_bytes: 4096, block_bytes: 512, ..Export::default() };
             Lab { table, pool, requests: RequestTable::new(8), export, directory }
         }

@@ -345,22 +345,27 @@ fn errno(why: Failure) -> Errno {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rdma::PoolPlan;
 
     use super::*;
 
-    #[test]
-    fn memory_is_given_to_clients_and_devices_in_the_order_of_their_requests() {
+    /// A pool of 64 KiB for data, in buffers up to this length.
+    pub(in crate::attach) fn pool(largest_bytes: u32) -> Pool {
         let plan = PoolPlan {
             cells: 0,
             receives: 0,
             lead_bytes: 0,
             tail_bytes: 0,
             data_bytes: 64 << 10,
-            largest_bytes: 4096,
+            largest_bytes,
         };
-        let mut pool = Pool::new(plan).expect("memory");
+        Pool::new(plan).expect("memory")
+    }
+
+    #[test]
+    fn memory_is_given_to_clients_and_devices_in_the_order_of_their_requests() {
+        let mut pool = pool(4096);
         let mut table = RequestTable::new(8);
         let (client, other, device) = (0, 1, usize::MAX);
         let begin = |table: &mut RequestTable, pool: &mut Pool, connection, len| {

@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use rdma::{Pool, PoolPlan};
+use rdma::Pool;
 
 use super::{Connection, MOST_REQUESTS, Shared};
 use crate::attach::operation::RequestTable;
+use crate::attach::operation::tests::pool;
 use crate::nbd::{Export, flag};
 
 const READ: u16 = 0;
@@ -29,18 +30,10 @@ struct Lab {
 impl Lab {
     /// With memory for one request of 64 KiB.
     fn new() -> (Lab, Vec<UnixStream>) {
-        let plan = PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 64 << 10,
-            largest_bytes: 16 << 10,
-        };
         let pairs = (0..3).map(|_| UnixStream::pair().expect("sockets"));
         let (clients, servers): (Vec<_>, Vec<_>) = pairs.unzip();
         let lab = Lab {
-            pool: Pool::new(plan).expect("memory"),
+            pool: pool(16 << 10),
             requests: RequestTable::new(3 * MOST_REQUESTS),
             export: Export {
                 size_bytes: 1 << 20,

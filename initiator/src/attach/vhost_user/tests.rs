@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rdma::{Pool, PoolPlan};
+use rdma::Pool;
 use virtio_queue::QueueT;
 
 use super::channel::Channel;
@@ -16,6 +16,7 @@ use super::device::{Device, DeviceProperties, Resources};
 use super::vring::Vring;
 use super::{FrontEnd, VhostUser};
 use crate::attach::operation::RequestTable;
+use crate::attach::operation::tests::pool;
 use crate::nbd::{Export, flag};
 use crate::vhost_user::{
     Body, Header, MemoryRegion, Message, Reply, RequestId, VringAddress, blk, feature,
@@ -50,14 +51,6 @@ impl Lab {
     fn new() -> Lab {
         let memory = tempfile::tempfile().expect("a file");
         memory.set_len(MEMORY_BYTES).expect("possible");
-        let plan = PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 64 << 10,
-            largest_bytes: 4096,
-        };
         let export = Export {
             size_bytes: 1 << 20,
             block_bytes: 4096,
@@ -72,7 +65,7 @@ impl Lab {
                 serial: *b"serial number of 20.",
                 zeroes_deallocate: false,
             },
-            pool: Pool::new(plan).expect("memory"),
+            pool: pool(4096),
             requests: RequestTable::new(8),
             memory,
             available: 0,
