@@ -1,5 +1,7 @@
 //! Which hosts a rollback excludes, on the file system of the tests.
 
+use std::sync::Mutex;
+
 use nvme::Status;
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use tempfile::tempdir;
@@ -9,6 +11,7 @@ use crate::config::NamespaceKind;
 use crate::core::registry::testing::visit;
 use crate::core::registry::{Admitted, Registry};
 use crate::core::sched::range_lock::RangeLock;
+use crate::provision::Provisioner;
 use crate::provision::format_task::tests::{config, nqn, provisioner};
 use crate::provision::snapshot::*;
 
@@ -18,16 +21,22 @@ fn connect(registry: &Registry) -> Result<Admitted, Status> {
     registry.connect_admin(&data, &visit()).map_err(|refusal| refusal.status)
 }
 
+/// The namespace of a provisioner.
+fn served(
+    provisioner: &Mutex<Provisioner>,
+) -> (Arc<Shared>, Arc<DeviceMonitor>, Arc<MonitoredDevice>) {
+    let provisioner = provisioner.lock().unwrap();
+    let monitor = Arc::clone(&provisioner.monitor);
+    let device = monitor.find(&nqn(), 1).unwrap();
+    (Arc::clone(&provisioner.shared), monitor, device)
+}
+
 /// A rollback waits for a write of a closed connection, so that a host has time to connect.
 #[test]
 fn a_host_that_connects_during_a_rollback_is_refused_and_may_retry() {
     let directory = tempdir().unwrap();
     let (provisioner, _) = provisioner(&config(directory.path(), 4096, ""));
-    let (shared, monitor) = {
-        let provisioner = provisioner.lock().unwrap();
-        (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.monitor))
-    };
-    let device = monitor.find(&nqn(), 1).unwrap();
+    let (shared, monitor, device) = served(&provisioner);
     let file = FileNamespace::new(&shared, nqn(), 1, Arc::clone(&device)).unwrap();
     let snapshot = directory.path().join("missing");
     let block = RangeLock { backing: device.id, at: 0, len: 4096, alone: false, reactor: 0 };
@@ -59,11 +68,7 @@ fn a_rollback_is_refused_while_the_size_of_the_file_is_being_changed() {
     let directory = tempdir().unwrap();
     let small = config(directory.path(), 4096, "");
     let (provisioner, _) = provisioner(&small);
-    let (shared, monitor) = {
-        let provisioner = provisioner.lock().unwrap();
-        (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.monitor))
-    };
-    let device = monitor.find(&nqn(), 1).unwrap();
+    let (shared, monitor, device) = served(&provisioner);
     let file = FileNamespace::new(&shared, nqn(), 1, Arc::clone(&device)).unwrap();
     let snapshot = directory.path().join("missing");
     let roll_back = || file.roll_back(&monitor, &snapshot, false).unwrap_err();
