@@ -209,13 +209,13 @@ impl DeviceMonitor {
     pub fn report_detached(&self, deadline: Instant) {
         let devices = lock(&self.shared.state).devices.clone();
         let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
-        let telling: Vec<_> = devices.into_iter().filter(detached).collect();
-        if telling.is_empty() {
+        let detached: Vec<_> = devices.into_iter().filter(detached).collect();
+        if detached.is_empty() {
             return;
         }
-        let report = move || telling.iter().for_each(|it| it.report_detached());
-        if let Ok(last_reason) = self.shared.pool.spawn(report) {
-            let _ = last_reason.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        let report = move || detached.iter().for_each(|it| it.report_detached());
+        if let Ok(done) = self.shared.pool.spawn(report) {
+            let _ = done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 

@@ -242,8 +242,8 @@ impl Bench {
 
     /// Result of the request to trust the store, and whether hosts saw a failure before.
     fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
-        let last_reason = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&last_reason);
+        let is_marked = Arc::new(AtomicBool::new(false));
+        let marked = Arc::clone(&is_marked);
         let (say, said) = mpsc::channel();
         let (monitor, device) = (&self.monitor, Arc::clone(&self.device));
         let (answers, ring) = (&self.answers, &mut self.ring);
@@ -251,7 +251,7 @@ impl Bench {
             scope.spawn(move || {
                 let health = Arc::clone(device.health());
                 let is_bad = move || health.sync_failure().is_some() || health.is_down();
-                say.send(monitor.trust(&device, move || tell.store(is_bad(), Ordering::Relaxed)))
+                say.send(monitor.trust(&device, move || marked.store(is_bad(), Ordering::Relaxed)))
             });
             loop {
                 if let Ok((id, backing, answer)) = answers.try_recv() {
@@ -262,7 +262,7 @@ impl Bench {
                 }
             }
         });
-        (outcome, last_reason.load(Ordering::Relaxed))
+        (outcome, is_marked.load(Ordering::Relaxed))
     }
 }
 
@@ -305,8 +305,8 @@ fn a_recovered_device_reports_a_sync_failure_for_unsynced_writes() {
         }
         bench.device.backing().set_down("is gone for a while");
         bench.until("it is up", |bench| !bench.device.health().is_down());
-        let last_reason = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
-        assert_eq!((bench.flush(), bench.flush()), (last_reason, last_reason));
+        let expected = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
+        assert_eq!((bench.flush(), bench.flush()), (expected, expected));
     }
 }
 
@@ -360,9 +360,9 @@ fn a_replacement_of_a_lost_file_is_served_once_trusted() {
     let old = bench.device.backing();
     // A store of another size is not a replacement.
     bench.exchange(SIZE * 2, 0x55);
-    let (refused, last_reason) = bench.trust();
+    let (refused, is_marked) = bench.trust();
     assert!(
-        matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !last_reason
+        matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !is_marked
     );
     bench.exchange(SIZE, 0x77);
     for _ in 0..3 {
@@ -407,11 +407,8 @@ fn a_file_moved_from_its_path_stays_served_and_is_reported() {
     detached(&mut bench, Some(Detached::Removed));
     // Data that no path leads to can still be flushed.
     let own_path = bench.device.backing().own_path();
-    let last_reason = device::detachment(&bench.device.backing(), Detached::Removed);
-    assert!(
-        last_reason.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11,
-        "{last_reason}"
-    );
+    let sentence = device::detachment(&bench.device.backing(), Detached::Removed);
+    assert!(sentence.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11, "{sentence}");
 }
 
 #[test]
@@ -440,7 +437,7 @@ fn a_timed_out_trust_request_changes_nothing() {
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
     let (shared, device) = (Arc::clone(&bench.monitor.shared), Arc::clone(&bench.device));
     let late =
-        std::thread::spawn(move || shared.trust(&device, || false, || unreachable!("last_reason")));
+        std::thread::spawn(move || shared.trust(&device, || false, || unreachable!("not in time")));
     bench.until("it has come to nothing", |_| late.is_finished());
     assert_eq!(late.join().unwrap(), Err("it took too long".to_owned()));
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
@@ -475,7 +472,7 @@ fn a_failed_sync_is_recorded_until_the_device_is_trusted() {
     assert!(records.of(uuid).failed_sync.is_some());
 }
 
-/// A host that is last_reason of the failure, and kills the daemon then, finds it recorded after the
+/// A host that is notified of the failure, and kills the daemon then, finds it recorded after the
 /// restart.
 #[test]
 fn a_failed_sync_is_recorded_before_the_flush_completes() {

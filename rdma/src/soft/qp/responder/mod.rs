@@ -156,7 +156,7 @@ impl Responder {
     /// `check_psn`, packet from the future: there is a gap.
     fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         let (verdict, report) = self.early.keep(ahead, packet, io.reorder);
-        if self.early.is_reported() {
+        if self.early.has_report() {
             if report && !self.waits {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
@@ -186,7 +186,7 @@ impl Responder {
     /// `check_psn`, packet from the past: the peer has not received the response.
     fn duplicate(&mut self, packet: &Packet<'_>) {
         match packet.row().operation {
-            Operation::Send | Operation::Write if self.early.is_reported() && !self.waits => {
+            Operation::Send | Operation::Write if self.early.has_report() && !self.waits => {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
             Operation::Send | Operation::Write => {
@@ -237,7 +237,7 @@ impl Responder {
         let asked = self.asked.take();
         match outcome {
             _ if outcome.is_fatal() => return outcome,
-            DatagramOutcome::Executed if self.early.is_reported() => {
+            DatagramOutcome::Executed if self.early.has_report() => {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
             DatagramOutcome::Executed => {

@@ -52,8 +52,8 @@ impl OutOfOrder {
         self.selective
     }
 
-    /// Whether a report is due.
-    pub(super) fn is_reported(&self) -> bool {
+    /// Whether there is something to report, and the peer understands it.
+    pub(super) fn has_report(&self) -> bool {
         self.selective && self.count > 0
     }
 

@@ -304,7 +304,7 @@ impl ResponseQueue {
                 aeth.syndrome = Syndrome::ACK;
                 psn
             }
-            Syndrome::Nak(Nak::Sequence) if early.is_reported() => {
+            Syndrome::Nak(Nak::Sequence) if early.has_report() => {
                 let held = Some(early.held().to_le_bytes());
                 let ext = Extended { aeth: Some(aeth), held, ..Extended::default() };
                 let bth = Bth::new(Opcode::SelectiveAcknowledge, peer, psn);
