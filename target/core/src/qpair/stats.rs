@@ -134,15 +134,13 @@ impl QueueStats {
         let Some(kind) = Kind::of(&entry.sqe) else { return false };
         self.busy.insert(nsid);
         let counters = Counters { row: rows.of(nsid), kind, work: self.usage.of(nsid) };
-        let is_alone = entry.status.is_success()
-            && io.run.has_times(&entry.clock)
-            && !io.run.differs_again(whose);
-        if !is_alone {
+        let is_single = entry.status.is_success() && io.run.is_single(whose, &entry.clock);
+        if !is_single {
             io.run.begin_for(whose, &counters, (&entry.clock, io.sent_ns), slow());
         } else if io.run.count_one(moved_bytes(&entry.plan), &counters) {
             self.note_slow(entry, conn, io);
         }
-        !is_alone
+        !is_single
     }
 
     #[cold]

@@ -89,8 +89,7 @@ impl CompletionBatch {
 
     /// Whether a completed command entered its stages when those of this batch did.
     #[inline]
-    #[must_use]
-    pub fn has_times(&self, clock: &StageTimer) -> bool {
+    fn has_times(&self, clock: &StageTimer) -> bool {
         // Without branches and calls: most commands that complete together are equal.
         let each = self.began_ns.iter().zip(clock.began_ns());
         each.fold(0, |differ, (own, other)| differ | (own ^ other)) == 0
@@ -103,12 +102,12 @@ impl CompletionBatch {
         self.whose == whose && self.counted_in.is_some()
     }
 
-    /// Whether the last command that was counted by itself was like this one, too. If not, this one
-    /// is expected to be.
+    /// Whether a successful command that does not continue the batch is counted by itself: it has
+    /// the times of the batch, and differs from the last one that was.
     #[inline]
     #[must_use]
-    pub fn differs_again(&mut self, whose: BatchKey) -> bool {
-        std::mem::replace(&mut self.differed, whose) == whose
+    pub fn is_single(&mut self, whose: BatchKey, clock: &StageTimer) -> bool {
+        self.has_times(clock) && std::mem::replace(&mut self.differed, whose) != whose
     }
 
     /// As [`CompletionBatch::begin`], with a command of another key, which is counted here.
@@ -229,8 +228,7 @@ mod tests {
     ) {
         let counters = Counters { row, kind: Kind::Read, work };
         let goes_on = run.goes_on(whose, &clock(disk_ns));
-        let alone = bytes > 0 && run.has_times(&clock(disk_ns));
-        let slow = if !goes_on && alone && !run.differs_again(whose) {
+        let slow = if !goes_on && bytes > 0 && run.is_single(whose, &clock(disk_ns)) {
             run.count_one(bytes, &counters)
         } else {
             if !goes_on {
