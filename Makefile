@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach test-stas guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach test-stas guest-kernel guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -76,7 +76,10 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native zones client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
+test: test-packages guest-kernel format lint unit some-mutants doc build budgets native zones client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
+
+guest-kernel: # That of the guests is compiled beside what comes before them; where this fails, `guests` says why
+	@-$(SUDO) tests/vm/vm --kind uml setup --background
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
