@@ -28,7 +28,7 @@ use crate::core::sched::offload::NamespaceJob;
 use crate::core::subsystem::event_log::PersistentEvent;
 use crate::core::subsystem::ns_management::Entry;
 use crate::core::subsystem::ns_request::{FAILED, NamespaceRequest};
-use crate::core::subsystem::reservation::{self, HostId};
+use crate::core::subsystem::reservation::{self, Barred, HostId};
 use crate::core::subsystem::write_protect;
 use crate::error::Fatal;
 use crate::provision::devices::{self, Place};
@@ -434,6 +434,7 @@ impl Provisioner {
     ) -> Result<(RequestPlan, Vec<DeleteGuards>), Status> {
         let nqn = subsystem.nqn;
         let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
+        self.check_attachment(order)?;
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|_| FAILED)?;
         let held = RefCell::new(Vec::new());
@@ -452,6 +453,21 @@ impl Provisioner {
         };
         let plan = RequestPlan::new(&order.what, catalog.record(), &situation)?;
         Ok((plan, held.into_inner()))
+    }
+
+    /// Whether a host may attach or detach a namespace: another one may have reserved it while the
+    /// request has waited.
+    ///
+    /// # Errors
+    /// Reservation Conflict.
+    fn check_attachment(&self, order: &NamespaceJob) -> Result<(), Status> {
+        let (NamespaceRequest::Attach { nsid, .. } | NamespaceRequest::Detach { nsid, .. }) =
+            order.what
+        else {
+            return Ok(());
+        };
+        let store = self.stores.store(order.subsystem, nsid);
+        store.map_or(Ok(()), |it| it.reservation.barred(&order.host_id).check(Barred::WRITE))
     }
 
     /// Whether a host may delete a namespace. Until the result is dropped, the namespace cannot be

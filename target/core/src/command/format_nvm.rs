@@ -42,9 +42,7 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     if !namespace.allow_format {
         return Err(Status::OPERATION_DENIED.with_dnr());
     }
-    if controller.association.reservations.barred(sqe.nsid).has(Barred::WRITE) {
-        return Err(Status::RESERVATION_CONFLICT.with_dnr());
-    }
+    controller.association.reservations.barred(sqe.nsid).check(Barred::WRITE)?;
     if namespace.is_read_only() {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
     }

@@ -56,6 +56,7 @@ pub(super) fn plan(
             return Err(invalid);
         }
         made_by_a_host(attachment.nsid, subsystem, management)?;
+        controller.association.reservations.barred(attachment.nsid).check(Barred::WRITE)?;
     } else {
         let order = NamespaceManagement::parse(sqe);
         match order.sel {
@@ -185,9 +186,7 @@ fn delete(
         if namespace.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
-        if controller.association.reservations.barred(namespace.nsid).has(Barred::WRITE) {
-            return Err(Status::RESERVATION_CONFLICT.with_dnr());
-        }
+        controller.association.reservations.barred(namespace.nsid).check(Barred::WRITE)?;
     }
     Ok(Plan::Order { what: NamespaceRequest::Delete { nsid }, made: CreatedNsid::default() })
 }
@@ -324,6 +323,16 @@ pub(super) mod tests {
             controller.replace_subsystem(Arc::new(subsystem));
             assert_eq!(refused(ask(delete(nsid), &mut controller)), 0x020);
             assert!(ask(delete(9), &mut controller).is_ok(), "the other one is not concerned");
+        }
+    }
+
+    #[test]
+    fn a_namespace_reserved_by_another_host_is_neither_attached_nor_detached() {
+        for sel in [AttachmentSelect::ATTACH, AttachmentSelect::DETACH] {
+            let mut controller = self::granted();
+            controller.association.reservations.set_barred(7, Barred::WRITE);
+            assert_eq!(refused(ask(attachment(sel, 7), &mut controller)), 0x083);
+            assert!(ask(attachment(sel, 9), &mut controller).is_ok(), "it is not reserved");
         }
     }
 

@@ -55,9 +55,7 @@ impl FormatJob {
         if namespace.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
-        if namespace.reservation.barred(&request.host_id).has(Barred::WRITE) {
-            return Err(Status::RESERVATION_CONFLICT.with_dnr());
-        }
+        namespace.reservation.barred(&request.host_id).check(Barred::WRITE)?;
         Ok(FormatJob {
             block_size_bytes: request.block_size_bytes,
             old_block_size_bytes: namespace.block_bytes(),

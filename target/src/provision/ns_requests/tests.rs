@@ -309,6 +309,25 @@ fn a_write_protected_or_reserved_namespace_is_not_deleted() {
     assert_eq!(images(directory.path()).len(), 1);
 }
 
+/// Otherwise a host that was preempted could take the namespace from the host that preempted it.
+#[test]
+fn attachments_of_a_reserved_namespace_conflict_unless_its_host_requests_them() {
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
+    assert_eq!(ask(&mut provisioner, attach(1, &[2])), Ok(0));
+    let store = provisioner.stores.store(NQN.parse().unwrap(), 1).cloned().unwrap();
+    reserve(&store.reservation, [2; 16]);
+    for what in [detach(1, &[2]), attach(1, &[1])] {
+        assert_eq!(ask(&mut provisioner, what.clone()), Err(0x083), "{what:?}");
+    }
+    assert_eq!([seen(&provisioner, 1), seen(&provisioner, 2)], [vec![2], vec![1, 2]]);
+    let own = NamespaceJob { host_id: [2; 16], ..order(host(2), attach(1, &[1])) };
+    assert_eq!(execute(&mut provisioner, &own), Ok(0));
+    clear(&store.reservation, [2; 16]);
+    assert_eq!(ask(&mut provisioner, detach(1, &[1, 2])), Ok(0));
+}
+
 #[test]
 fn change_namespace_events_of_creation_and_deletion_agree() {
     let directory = tempdir().unwrap();

@@ -116,9 +116,7 @@ impl Reservation {
     /// Reservation Conflict.
     pub fn hold(self: &Arc<Self>, host: &HostId) -> Result<ReservationGuard, Status> {
         let mut held = self.held();
-        if self.barred(host).has(Barred::WRITE) {
-            return Err(Status::RESERVATION_CONFLICT.with_dnr());
-        }
+        self.barred(host).check(Barred::WRITE)?;
         *held = Some(*host);
         Ok(ReservationGuard(Arc::clone(self)))
     }

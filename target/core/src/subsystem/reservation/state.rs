@@ -117,6 +117,14 @@ impl Barred {
     pub fn has(self, groups: Barred) -> bool {
         self.0 & groups.0 != 0
     }
+
+    /// Checks that none of these groups is barred.
+    ///
+    /// # Errors
+    /// Reservation Conflict.
+    pub fn check(self, groups: Barred) -> Result<(), Status> {
+        if self.has(groups) { Err(conflict()) } else { Ok(()) }
+    }
 }
 
 impl State {
