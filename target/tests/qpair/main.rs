@@ -495,6 +495,35 @@ fn keep_alive_timeout_expires_within_a_second_and_never_early() {
     }
 }
 
+/// A host may send no Keep Alive in the half of its timeout that follows a response, whenever it has
+/// sent the command: Linux 5.13 to 6.4 do not.
+#[test]
+fn the_response_to_a_slow_command_restarts_the_keep_alive_timeout() {
+    const TICK: Duration = Duration::from_millis(250);
+    const KATO: Duration = Duration::from_secs(5);
+    let mut world = World::new();
+    let (mut queue, mut admin, posted) = io_queue(&mut world);
+    let mut tick = |world: &mut World, queue: &mut qpair::QueuePair| {
+        world.now += TICK;
+        queue.tick(&mut world.io());
+        admin.tick(&mut world.io());
+        world.fabric.disconnected
+    };
+    let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 0).with_sgl(keyed(0, 4096));
+    world.send(&mut queue, &read, &[]);
+    for _ in 0..16 {
+        assert!(!tick(&mut world, &mut queue));
+    }
+    assert!(world.disk_step(&mut queue), "the device has taken four seconds");
+    while world.fabric_step(&mut queue) {}
+    assert!(world.completions.pop().unwrap().status.is_success());
+    let received = world.now;
+    while !tick(&mut world, &mut queue) {}
+    let silent = world.now - received;
+    assert!((KATO..=KATO + Duration::from_secs(1)).contains(&silent), "{silent:?}");
+    end_both(world, queue, admin, posted);
+}
+
 #[test]
 fn concurrent_connects_on_one_queue_admit_exactly_one() {
     let mut world = World::new();

@@ -48,9 +48,9 @@ pub(crate) const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
 /// Keep Alive granularity (KAS), in units of 100 ms.
 pub(crate) const KAS_100MS: u16 = 10;
 
-/// Tolerance for a late Keep Alive. Traffic is seen up to a tick after its arrival, and so is the
-/// timeout: with two ticks of 250 ms it is a second at most.
-const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(400);
+/// Tolerance for a late Keep Alive. A command is seen up to a tick after its arrival, the receipt of
+/// a response up to two, and the timeout up to one: with three ticks of 250 ms it is a second at most.
+const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(250);
 
 /// Maximum of the keep alive timeout, in milliseconds: a host that has failed keeps its memory for
 /// as long. Equal to the silence that is tolerated without keep alive; hosts use 5 s.

@@ -220,6 +220,19 @@ impl QueuePair {
         }
     }
 
+    /// Records that the host is alive if it has received a response. While commands complete, a host
+    /// may send no Keep Alive, whenever it has sent them (Linux 5.13 to 6.4): a slow device must not
+    /// cost it the connection.
+    pub(super) fn note_acknowledgement(&mut self) {
+        let free = self.requests.free_count();
+        // Where further commands have arrived in that time, these count.
+        let has_ended = free > std::mem::replace(&mut self.free_at_tick, free);
+        // Any peer can claim a queue, and receive its responses.
+        if has_ended && self.conn.is_open() && self.is_admitted() {
+            self.conn.role.association().iter().for_each(|association| association.note_traffic());
+        }
+    }
+
     /// Handles the end of a command: the host has received its data and its response.
     #[inline(always)]
     fn end(&mut self, slot: u16, io: &mut Io<'_>) {

@@ -98,6 +98,8 @@ pub struct QueuePair {
     disconnect_slot: Option<u16>,
     /// Receives that are not available to other queues.
     receives: u16,
+    /// Free slots when deadlines were checked.
+    free_at_tick: usize,
     /// Capsules that wait for a slot, with the time of their arrival; each holds a receive, so
     /// there are at most as many.
     backlog: VecDeque<(Buf, u32, u64)>,
@@ -135,9 +137,11 @@ impl QueuePair {
             let why = DisconnectRecord::nameless(Cause::NoQueuePair, remote, local);
             Box::new(DisconnectRecord { detail: error.0.into(), ..why })
         })?;
+        let requests = Requests::new(key, depth, io.pool);
         let queue = QueuePair {
             conn: Connection::new(qp, request, limits, (local, remote), io.now),
-            requests: Requests::new(key, depth, io.pool),
+            free_at_tick: requests.free_count(),
+            requests,
             head: Head::default(),
             buffers: BufferShare::default(),
             locks: RangeLockState::default(),
@@ -357,6 +361,7 @@ impl QueuePair {
         self.stats.note_busy(&self.conn.role, &self.requests, io.now);
         self.submit_granted(io);
         self.look_for_fatal_error(io);
+        self.note_acknowledgement();
         // An end that is only a consequence of another has no cause.
         let end = self.look_for_end(io.now);
         let late = || self.auth.is_overdue(io.now).then_some(Some(Cause::LateAuthentication));

@@ -75,6 +75,11 @@ impl Requests {
         self.free.is_empty()
     }
 
+    /// Returns the number of free slots.
+    pub(super) fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
     /// Whether all slots are free.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.entries.len()
