@@ -171,7 +171,7 @@ impl Registry {
         if entry.association.host_id != data.hostid {
             return Err(ConnectError::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
-        let granted = entry.association.granted_queues();
+        let granted = entry.granted_queues();
         // Before anything that a reset ends.
         let epoch = entry.association.epoch();
         // A discovery controller has no I/O queues at all.

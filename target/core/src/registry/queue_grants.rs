@@ -123,9 +123,15 @@ impl AssociationEntry {
         if self.view.is_none() || now >= self.kept_until || self.association.is_closed() {
             return 0;
         }
-        let granted = self.association.granted_queues();
-        let promised = if granted == 0 { self.limits.io_queues } else { granted };
-        promised.saturating_sub(self.association.io_queues())
+        self.granted_queues().saturating_sub(self.association.io_queues())
+    }
+
+    /// I/O queues that its host may connect: before Set Features, as many as Get Features reports.
+    pub(super) fn granted_queues(&self) -> u16 {
+        match self.association.granted_queues() {
+            0 => self.limits.io_queues,
+            granted => granted,
+        }
     }
 }
 

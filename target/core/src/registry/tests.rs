@@ -151,7 +151,7 @@ fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
         registry.connect_io(&connect, d, &visit())
     };
     let own = data(a.cntlid, TEST, HOST);
-    assert_eq!(code(io(1, &own)), (0x182, 42, true), "not enabled");
+    assert_eq!(code(io(1, &own)), (0x182, 42, false), "not enabled");
     a.set_ready(true);
     a.grant_queues(2);
     assert!(io(1, &own).is_ok());
@@ -174,6 +174,22 @@ fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
     assert_eq!(code(io(1, &beside)), (0x182, 42, true), "discovery has no I/O queues");
     registry.admin_closed(&discovery);
     assert_eq!(registry.associations(), 0);
+}
+
+#[test]
+fn io_queues_that_get_features_reports_are_admitted_without_set_features() {
+    let registry = registry();
+    let Admitted { association, limits, .. } =
+        registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap();
+    association.set_ready(true);
+    let io = |qid| {
+        let connect = Connect { qid, sqsize_z: 31, ..Connect::default() };
+        registry.connect_io(&connect, &data(association.cntlid, TEST, HOST), &visit())
+    };
+    for qid in 1..=limits.io_queues {
+        assert!(io(qid).is_ok(), "{qid}");
+    }
+    assert_eq!(code(io(limits.io_queues + 1)), (0x182, 42, true));
 }
 
 /// A host may be connecting its I/O queues when its controller ends or fails. Linux removes a path

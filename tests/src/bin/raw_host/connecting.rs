@@ -227,7 +227,7 @@ pub(crate) fn connect_io(world: &mut World) -> Outcome {
     let cntlid = admin.cntlid;
     let attempt = world.io_attempt(cntlid, 1);
     let (queue, got) = world.attempt(&attempt)?;
-    world.expect("I/O Connect before the controller is enabled", &got, &QID);
+    world.expect("I/O Connect before the controller is enabled", &got, &Want::Gone(42));
     world.close([queue, admin]);
 
     admin = world.admin(2)?;
