@@ -268,6 +268,31 @@ fn a_silent_peer_is_given_up_after_the_last_retry() {
     assert!(a.transmit().is_none() && a.qp.poll_timeout().is_none() && a.pool.is_full());
 }
 
+/// The timers of a machine that was suspended, or of a process without CPU time, are handled minutes
+/// late: that is no silence of the peer.
+#[test]
+fn a_late_ack_timer_retransmits_before_the_peer_is_given_up() {
+    let (mut a, mut b) = pair();
+    b.recv(1, 64);
+    a.send(2, 64, 0);
+    assert_eq!(a.transmit_all().len(), 1, "it is lost");
+    a.elapse(Duration::from_secs(300));
+    settle(&mut a, &mut b);
+    assert_eq!((a.completions(), b.completions()), (vec![(2, Ok(64))], vec![(1, Ok(64))]));
+
+    // The retransmissions that follow have as much time as without that.
+    a.send(3, 64, 0);
+    assert_eq!(a.transmit_all().len(), 1);
+    a.elapse(Duration::from_secs(300));
+    for _ in 0..1900 {
+        a.elapse(Duration::from_millis(1));
+        a.transmit_all();
+    }
+    assert_eq!(a.qp.state(), State::ReadyToSend);
+    a.elapse(Duration::from_millis(100));
+    assert_eq!(a.completions(), [(3, Err(Fault::Unreachable))]);
+}
+
 #[test]
 fn only_missing_read_responses_are_requested_again() {
     let (mut a, mut b) = pair();

@@ -68,6 +68,8 @@ mod scoreboard;
 const ACK_INTERVAL: u64 = 32;
 /// Maximum of doublings of the ack timeout.
 const MOST_DOUBLINGS: u32 = 6;
+/// A timer that expires this late has waited for a machine that was suspended, or for CPU time.
+const SUSPENDED_NS: u64 = 1_000_000_000;
 /// The code for infinite retries.
 const ENDLESS: u8 = 7;
 /// Packets of a piece of a read whose response has one length in its first and last packet: such
@@ -370,7 +372,13 @@ impl Requester {
             self.overdue = None;
             self.detect_loss(now, Some(ordinal));
         }
-        if self.deadline() <= now {
+        let due = self.deadline();
+        if due <= now {
+            let late_ns = now.since_ns(due);
+            if late_ns >= SUSPENDED_NS {
+                // That was no silence of the peer: nothing was sent to it.
+                self.silent_since = self.silent_since.after_ns(late_ns);
+            }
             if self.silent_since.after_ns(self.patience_ns) <= now {
                 return Err((self.board.una(), Fault::Unreachable));
             }
