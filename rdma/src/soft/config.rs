@@ -67,8 +67,8 @@ pub struct Config {
     pub unverified: usize,
     /// Maximum of requests that wait for an answer to a challenge.
     pub challenges: usize,
-    /// Maximum time of the user for an answer to a request, and of the memory of an ended
-    /// connection.
+    /// Time that a peer is asked to wait while the user decides on its request, and maximum of the
+    /// memory of an ended connection.
     pub patience: Duration,
     /// Maximum of remote regions.
     pub exposed: u32,

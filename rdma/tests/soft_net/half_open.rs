@@ -272,6 +272,30 @@ fn a_repeated_request_gets_the_same_reply_and_the_peers_tos() {
     assert_eq!(disconnect.unwrap().tos, 0x68);
 }
 
+/// A target without room keeps requests for longer than a host waits before it repeats them.
+#[test]
+fn a_request_held_by_the_user_is_delivered_once() {
+    let mut net = plain(false);
+    connect(&mut net, &[]);
+    let held = incoming(&mut net);
+    let request = ConnectRequest::of(&held).unwrap().message;
+    let start = net.now();
+    drain(&mut net);
+    assert!(net.now() - start >= Config::default().patience);
+    inject(&mut net, CmMessage::Request(request));
+    let again = net.node(1).events();
+    assert!(again.is_empty(), "{again:?}");
+    assert_eq!(net.node(1).endpoint.half_open(), 1);
+
+    // Afterwards there is nothing left of it.
+    drop(held);
+    inject(&mut net, CmMessage::Request(request));
+    drop(incoming(&mut net));
+    drain(&mut net);
+    inject(&mut net, CmMessage::Request(request));
+    assert!(ConnectRequest::of(&incoming(&mut net)).is_some());
+}
+
 /// The number of a queue pair may be guessed, with patience; that of its first packet as well cannot.
 #[test]
 fn only_the_receiver_of_the_reply_can_confirm_a_connection() {

@@ -291,8 +291,17 @@ impl ConnectionManager {
 
     /// Removes expired entries.
     pub(super) fn expire(&mut self, now: Instant) {
-        while let Some((_, half)) = self.half_open.expire(now) {
-            self.unverified -= usize::from(!half.proven);
+        while self.half_open.next().is_some_and(|until| until <= now) {
+            let first = self.half_open.expiring().next();
+            let Some((key, stage)) = first.map(|(key, half)| (key, half.token.stage())) else {
+                break;
+            };
+            // While its user has the request, a repetition is no other one; the user's answer
+            // removes it, or creates its queue pair.
+            match stage {
+                RequestState::Asked => self.half_open.keep(&key),
+                _ => drop(self.forget_half_open(&key)),
+            }
         }
         while let Some((_, challenge)) = self.challenges.expire(now) {
             self.challenges_by_name.remove(&challenge.names.0);

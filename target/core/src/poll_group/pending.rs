@@ -14,7 +14,7 @@ use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::registry::Reached;
 
-/// How long a request is held. `soft` treats a request repeated after 10 seconds as a new one.
+/// How long a request is held. `soft` asks its host to wait for 10 seconds.
 pub(super) const DECISION_LIMIT: Duration = Duration::from_secs(5);
 
 impl PollGroup {
