@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
-use nvme::{Nqn, Text, cm};
+use nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Text, cm};
 use nvmfd::core::diag::cause::Cause;
+use nvmfd::core::message::Message;
 use nvmfd::core::poll_group::PollGroup;
 use nvmfd::core::registry::ConnectContext;
 use nvmfd::core::subsystem::Subsystem;
@@ -490,4 +491,59 @@ fn simultaneous_controllers_of_a_host_do_not_displace_each_other() {
     assert_eq!(world.ask(1), Some(Qp(6)), "and three quarters are the end");
     assert_eq!(world.settle(), [0]);
     world.end();
+}
+
+/// Whichever reactor runs first, that of the admin queue or that of an I/O queue. The host has
+/// repeated its commands by another path meanwhile.
+#[test]
+fn commands_from_before_a_suspension_beyond_the_kato_are_not_executed() {
+    let keep_alive = Sqe::admin(AdminOpcode::KEEP_ALIVE).with_cid(1).emit();
+    let [first, flush] = [1, 2].map(|cid| Sqe::io(IoOpcode::FLUSH, 1).with_cid(cid).emit());
+    for (io_first, suspended, executed) in
+        [(false, 5, true), (true, 5, true), (false, 6, false), (true, 6, false)]
+    {
+        let mut world = World::new();
+        let data = publish(&world, false);
+        let admin_qp = world.ask(1).unwrap();
+        assert!(world.connect(admin_qp, &data, 5000));
+        let association = Arc::clone(&world.registry.controllers()[0].association);
+        association.grant_queues(1);
+        association.set_ready(true);
+        // The queues of another reactor.
+        let mut other = PollGroup::new(0, LIMITS, world.now);
+        std::mem::swap(&mut other, &mut world.queues);
+        let io = cm::Request { qid: 1, hrqsize: 16, hsqsize_z: 15, ..cm::Request::default() };
+        let io_qp = world.ask_for(1, io, 16).unwrap();
+        world.connect_io(io_qp, 1, &ConnectData { cntlid: association.cntlid, ..data });
+        assert_eq!(world.deliver(io_qp, &first), 1);
+        let tick = |world: &mut World| {
+            world.step(|queues, lent| {
+                queues.tick(lent);
+            });
+        };
+        for _ in 0..2 {
+            tick(&mut world);
+            std::mem::swap(&mut other, &mut world.queues);
+        }
+
+        world.now += Duration::from_secs(suspended);
+        let mut sent = [(io_qp, &flush), (admin_qp, &keep_alive)];
+        if !io_first {
+            sent.reverse();
+            std::mem::swap(&mut other, &mut world.queues);
+        }
+        for (qp, command) in sent {
+            assert_eq!(world.deliver(qp, command) > 0, executed, "{suspended} s, {io_first}");
+            tick(&mut world);
+            assert_eq!(association.is_closed(), !executed);
+            world.settle();
+            std::mem::swap(&mut other, &mut world.queues);
+        }
+        for _ in 0..2 {
+            world.step(|queues, lent| drop(queues.on_message(Message::Stop, lent)));
+            world.settle();
+            std::mem::swap(&mut other, &mut world.queues);
+        }
+        world.end();
+    }
 }

@@ -181,14 +181,25 @@ impl World {
         let mut capsule =
             connect.emit(Sgl::in_capsule(0, ConnectData::BYTES as u32)).emit().to_vec();
         capsule.extend_from_slice(&data.emit());
+        self.deliver(qp, &capsule);
+    }
+
+    /// A capsule of a host arrives, with the events of an iteration; number of responses to it.
+    pub(crate) fn deliver(&mut self, qp: Qp, capsule: &[u8]) -> usize {
+        let responses = |world: &World| {
+            let posted = world.fabric.posted.get(&qp.0).map_or(&[][..], Vec::as_slice);
+            posted.iter().filter(|(_, work)| matches!(work, Work::Send { .. })).count()
+        };
+        let before = responses(self);
         let posted = self.fabric.posted.get_mut(&qp.0).unwrap();
         let at = posted.iter().position(|(_, work)| matches!(work, Work::Recv(_))).unwrap();
         let (tag, work) = posted.remove(at);
         let mut buf = work.into_buf();
-        self.pool.bytes_mut(&mut buf)[..capsule.len()].copy_from_slice(&capsule);
+        self.pool.bytes_mut(&mut buf)[..capsule.len()].copy_from_slice(capsule);
         let (work, outcome) = (Work::Recv(buf), Ok(capsule.len() as u32));
-        let done = Completion::new(qp, tag, work, outcome);
-        self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
+        let mut events = vec![Event::Done(Completion::new(qp, tag, work, outcome))];
+        self.step(|queues, lent| queues.on_events(&mut events, lent));
+        responses(self) - before
     }
 
     /// The same, with any request, of a host that answers so many reads.

@@ -5,9 +5,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nvme::{Nqn, Status};
 
+use crate::auth::exchange;
 use crate::controller::ReservationView;
 use crate::diag::cause::Cause;
 use crate::subsystem::ana::{AnaStateTable, AnaStates};
@@ -65,6 +67,8 @@ pub struct Association {
     traffic: AtomicBool,
     /// The host has authenticated on a queue since the last check.
     proof: AtomicBool,
+    /// Set by its admin queue.
+    silence: Mutex<Option<Silence>>,
     errors: Mutex<ErrorLog>,
     /// Counters of its subsystem.
     pub subsystem_usage: Arc<Usage>,
@@ -108,6 +112,7 @@ impl Association {
             retry_delays: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             proof: AtomicBool::new(false),
+            silence: Mutex::default(),
             errors: Mutex::default(),
             subsystem_usage: Arc::default(),
             reservations,
@@ -264,19 +269,34 @@ impl Association {
         }
     }
 
-    /// Whether a command has arrived since the last call.
-    pub(crate) fn take_traffic(&self) -> bool {
-        self.traffic.swap(false, Ordering::Relaxed)
-    }
-
     /// Records an authentication of the host on a queue.
     pub(crate) fn note_proof(&self) {
         self.proof.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the host has authenticated on a queue since the last call.
-    pub(crate) fn take_proof(&self) -> bool {
-        self.proof.swap(false, Ordering::Relaxed)
+    /// Sets how long the host may be silent, from now on.
+    pub(crate) fn allow_silence(&self, most: Duration, now: Instant) {
+        let silence = Silence { until: now + most, most };
+        *self.silence.lock().unwrap_or_else(PoisonError::into_inner) = Some(silence);
+    }
+
+    /// What has arrived since the last call came at this time.
+    pub(crate) fn hear(&self, heard: Instant) {
+        let traffic = self.traffic.swap(false, Ordering::Relaxed);
+        let proof = self.proof.swap(false, Ordering::Relaxed);
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(silence) = &mut *silence {
+            silence.until = silence.after(heard, traffic, proof);
+        }
+    }
+
+    /// Whether the host has been silent for too long, if what has arrived since the last
+    /// [`Association::hear`] came at `heard`.
+    pub(crate) fn is_silent(&self, heard: Instant, now: Instant) -> bool {
+        let traffic = self.traffic.load(Ordering::Relaxed);
+        let proof = self.proof.load(Ordering::Relaxed);
+        let silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        silence.is_some_and(|silence| now >= silence.after(heard, traffic, proof))
     }
 
     /// Records a failed command. Locks: failures are not the hot path.
@@ -290,6 +310,24 @@ impl Association {
     pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
         let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         (log.count, log.entries.iter().rev().copied().collect())
+    }
+}
+
+/// How long the host may be silent, and until when.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    until: Instant,
+    most: Duration,
+}
+
+impl Silence {
+    /// When it ends, if the host has sent a command at `heard`, or has authenticated on a queue.
+    fn after(self, heard: Instant, traffic: bool, proof: bool) -> Instant {
+        let of_traffic = traffic.then(|| heard + self.most);
+        // Its next queue may have to authenticate first, and commands on it do not count before
+        // that.
+        let of_proof = proof.then(|| heard + self.most.max(exchange::DEADLINE));
+        [of_traffic, of_proof].into_iter().flatten().fold(self.until, Instant::max)
     }
 }
 

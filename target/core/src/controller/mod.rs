@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 use nvme::Status;
 use nvme::property::{Cap, Cc, Crto, Csts, Property, Shutdown, ShutdownStatus, Vs};
 
-use crate::auth::exchange;
 use crate::sched::abort::AbortRequest;
 use crate::subsystem::ana::AnaLog;
 use crate::subsystem::{AccessPolicy, Namespace, Subsystem};
@@ -170,7 +169,6 @@ pub struct Controller {
     /// Number of shutdowns that have begun.
     shutdowns: u32,
     kato: Duration,
-    alive_until: Instant,
 }
 
 impl Controller {
@@ -201,7 +199,6 @@ impl Controller {
             life: ControllerState::Disabled,
             shutdowns: 0,
             kato: Duration::ZERO,
-            alive_until: now,
         };
         controller.set_kato_ms(kato_ms, now);
         controller.reset_ana();
@@ -339,20 +336,13 @@ impl Controller {
         let asked = if kato_ms == 0 { 0 } else { kato_ms.max(self.association.keep_alive_min_ms) };
         let granted = asked.min(self.keep_alive_max_ms()).next_multiple_of(step);
         self.kato = Duration::from_millis(granted.into());
-        self.alive_until = now + self.patience();
+        self.association.allow_silence(self.patience(), now);
     }
 
     /// Checks the keep alive timeout; returns true if the host has been silent for too long.
     pub fn expired(&mut self, now: Instant) -> bool {
-        if self.association.take_traffic() {
-            self.alive_until = self.alive_until.max(now + self.patience());
-        }
-        // Its next queue may have to authenticate first, and commands on it do not count before
-        // that.
-        if self.association.take_proof() {
-            self.alive_until = self.alive_until.max(now + self.patience().max(exchange::DEADLINE));
-        }
-        now >= self.alive_until
+        self.association.hear(now);
+        self.association.is_silent(now, now)
     }
 
     /// Takes a new snapshot of the subsystem and raises the event for what differs.

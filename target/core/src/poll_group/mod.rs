@@ -167,6 +167,9 @@ impl PollGroup {
 
     #[inline(never)]
     fn handle_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
+        if lent.now >= self.next_tick {
+            self.end_silent(lent);
+        }
         let mut events = events.drain(..);
         while let Some(event) = self.on_completions(&mut events, lent) {
             self.on_event(event, lent);
@@ -284,6 +287,9 @@ impl PollGroup {
 
     #[inline(never)]
     fn tick_due(&mut self, lent: &mut Resources<'_>) -> bool {
+        if lent.now >= self.next_tick {
+            self.end_silent(lent);
+        }
         let mut worked = self.serve_rate_limits(lent);
         if lent.now >= self.next_tick {
             worked |= !self.deferred.is_empty() || !self.waiters.is_empty();
@@ -293,6 +299,20 @@ impl PollGroup {
             self.refusals.log_overdue(lent.now);
         }
         worked
+    }
+
+    /// After a time in which the reactor did not run (its machine was suspended, or it had no CPU
+    /// time): ends the associations whose keep alive timeout has expired in it, before it executes
+    /// what their hosts had sent. They may have repeated that by another path, and have written the
+    /// same blocks once more.
+    #[cold]
+    fn end_silent(&mut self, lent: &mut Resources<'_>) {
+        if lent.now >= self.next_tick + TICK {
+            // The last iteration was before that.
+            let heard = std::mem::replace(&mut self.next_tick, lent.now);
+            self.each(lent, |queue, io| queue.end_silent(heard, io));
+            self.each(lent, QueuePair::tick);
+        }
     }
 
     /// Checks deadlines and the state that is shared with other reactors: the eventfd was

@@ -378,6 +378,17 @@ impl QueuePair {
         }
     }
 
+    /// Ends its association if the last command came at this time, and that is too long ago.
+    pub(crate) fn end_silent(&mut self, heard: Instant, io: &mut Io<'_>) {
+        let Some(association) = self.association().filter(|_| self.is_admitted()) else { return };
+        if !self.conn.role.is_io() {
+            association.hear(heard);
+        }
+        if association.is_silent(heard, io.now) {
+            association.end(Cause::KeepAlive);
+        }
+    }
+
     /// Returns whether it has to end now, and for which cause.
     fn look_for_end(&mut self, now: Instant) -> Option<Option<Cause>> {
         let admitted = self.is_admitted();
