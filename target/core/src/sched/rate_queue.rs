@@ -3,11 +3,12 @@
 //! Each association has a queue. Of its commands for one namespace the first ones book, at most a slice of
 //! the limited time at once; the next book when those have begun. So the bookings of all associations at a
 //! limit alternate in slices: they get equal shares, on whichever reactors they are, as long as each has a
-//! slice of commands waiting.
+//! slice of commands waiting. At a limit of several namespaces, an association has a slice for each of them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::subsystem::MAX_NSID;
 use crate::subsystem::rate_limit::Grant;
 
 /// Maximum of the limited time that one wait queue may have booked, beyond its first command:
@@ -16,15 +17,8 @@ use crate::subsystem::rate_limit::Grant;
 /// equally as well.
 const SLICE: Duration = Duration::from_micros(200);
 
-/// Namespaces whose longest commands are recorded separately.
-const LENGTHS: usize = 16;
-
-/// Maximum of namespaces of one wait queue that are distinguished; commands for others wait until
-/// those ahead have begun.
-const APART: usize = 8;
-
 /// The wait queues of a reactor. Bounded by the slots of all queue pairs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RateLimitQueue {
     /// By share ([`crate::sched::buffers::BufferScheduler::join`]).
     lines: Vec<VecDeque<QueueEntry>>,
@@ -32,8 +26,28 @@ pub struct RateLimitQueue {
     turn: usize,
     count: usize,
     due: Option<Instant>,
-    /// Recent times of the longest commands, by namespace.
-    longest: [Duration; LENGTHS],
+    /// By namespace id.
+    bookings: Box<[NamespaceBookings]>,
+    /// Number of searches in wait queues so far.
+    searches: u64,
+}
+
+impl Default for RateLimitQueue {
+    fn default() -> RateLimitQueue {
+        let bookings = vec![NamespaceBookings::default(); MAX_NSID as usize + 1].into();
+        let (lines, turn, count, due, searches) = (Vec::new(), 0, 0, None, 0);
+        RateLimitQueue { lines, turn, count, due, bookings, searches }
+    }
+}
+
+/// The bookings of commands for one namespace.
+#[derive(Clone, Copy, Default, Debug)]
+struct NamespaceBookings {
+    /// Recent time of the longest command.
+    longest: Duration,
+    /// Time booked by those that the search with this number has passed.
+    ahead: Duration,
+    search: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,8 +155,10 @@ impl RateLimitQueue {
         let mut due = None;
         for step in 0..self.lines.len() {
             let at = (self.turn + step) % self.lines.len();
-            let (line, longest) = (&mut self.lines[at], &mut self.longest);
-            if let Some((key, slot)) = first_of(line, now, longest, &mut book, &mut due) {
+            self.searches += 1;
+            let bookings = (&mut *self.bookings, self.searches);
+            let line = &mut self.lines[at];
+            if let Some((key, slot)) = first_of(line, now, bookings, &mut book, &mut due) {
                 self.turn = at + 1;
                 self.count -= 1;
                 return Some((key, slot));
@@ -171,21 +187,20 @@ impl RateLimitQueue {
 fn first_of(
     line: &mut VecDeque<QueueEntry>,
     now: Instant,
-    longest: &mut [Duration; LENGTHS],
+    (bookings, search): (&mut [NamespaceBookings], u64),
     book: &mut impl FnMut(u32, u16) -> Option<Grant>,
     due: &mut Option<Instant>,
 ) -> Option<(u32, u16)> {
-    let mut ahead = [(0, Duration::ZERO); APART];
     for at in 0..line.len() {
         let entry = &mut line[at];
-        // The entry of its namespace, or the first free one; no namespace has the id 0.
-        let apart = ahead.iter_mut().find(|(nsid, _)| *nsid == entry.nsid || *nsid == 0);
-        let Some((nsid, booked)) = apart else { continue };
-        *nsid = entry.nsid;
-        let longest = &mut longest[entry.nsid as usize % LENGTHS];
+        let of = entry.nsid as usize % bookings.len();
+        let NamespaceBookings { longest, ahead, search: last } = &mut bookings[of];
+        if std::mem::replace(last, search) != search {
+            *ahead = Duration::ZERO;
+        }
         let booking = match entry.booked {
             Some(booking) => Some(booking),
-            None if *booked >= SLICE.max(*longest) => continue,
+            None if *ahead >= SLICE.max(*longest) => continue,
             None => book(entry.key, entry.slot),
         };
         if let (None, Some(new)) = (entry.booked, booking) {
@@ -196,7 +211,7 @@ fn first_of(
         match booking {
             Some(booking) if booking.start > now => {
                 // At least something, so that the first command waits only for itself.
-                *booked += booking.takes.max(Duration::from_nanos(1));
+                *ahead += booking.takes.max(Duration::from_nanos(1));
                 *due = Some(due.map_or(booking.start, |due| due.min(booking.start)));
             }
             _ => return line.remove(at).map(|entry| (entry.key, entry.slot)),
@@ -308,6 +323,37 @@ mod tests {
         let mut stage = Stage::new(limit, &[(&[64, 64], 50)]);
         stage.run(Duration::from_secs(10), |key| if key == 0 { 4096 } else { 64 << 10 });
         stage.shares(&[((0, 0), 4), ((0, 1), 64)], f64::from(505 << 10), 0.03);
+    }
+
+    /// Each with a limit of its own.
+    #[test]
+    fn namespaces_of_an_association_reach_their_limits_whatever_their_number() {
+        let slow_and_fast = [10, 10, 10, 10, 10, 10, 10, 10, 1000];
+        for rates in [&[1000; 2][..], &[1000; 40], &slow_and_fast] {
+            let start = Instant::now();
+            let limiter = |rate: &u32| Limiter::new(Limit { burst_ms: 10, ..iops(*rate) }, start);
+            let limiters: Vec<Limiter> = rates.iter().map(limiter).collect();
+            let mut rate_limits = RateLimitQueue::default();
+            rate_limits.join(0, 4096);
+            let push = |rate_limits: &mut RateLimitQueue, namespace: u16| {
+                rate_limits.push(0, (0, namespace), u32::from(namespace) + 1, None);
+            };
+            let all = 0..rates.len() as u16;
+            all.for_each(|namespace| (0..64).for_each(|_| push(&mut rate_limits, namespace)));
+            rate_limits.change(start, |_, _, _| {});
+            let (mut begun, mut now) = (vec![0; rates.len()], start);
+            while now < start + Duration::from_secs(1) {
+                let book = |_, slot| Some(limiters[usize::from(slot)].book(now, 0));
+                while let Some((_, namespace)) = rate_limits.next(now, book) {
+                    begun[usize::from(namespace)] += 1;
+                    push(&mut rate_limits, namespace);
+                }
+                now = rate_limits.due().expect("commands wait");
+            }
+            let reached =
+                |(begun, rate): (&u32, &u32)| (*rate..rate + rate / 50 + 2).contains(begun);
+            assert!(begun.iter().zip(rates).all(reached), "{begun:?}");
+        }
     }
 
     #[test]
