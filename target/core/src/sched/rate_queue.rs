@@ -21,7 +21,7 @@ const SLICE: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub struct RateLimitQueue {
     /// By share ([`crate::sched::buffers::BufferScheduler::join`]).
-    lines: Vec<VecDeque<QueueEntry>>,
+    lines: Vec<AssociationQueue>,
     /// Index of the next wait queue to serve.
     turn: usize,
     count: usize,
@@ -38,6 +38,16 @@ impl Default for RateLimitQueue {
         let (lines, turn, count, due, searches) = (Vec::new(), 0, 0, None, 0);
         RateLimitQueue { lines, turn, count, due, bookings, searches }
     }
+}
+
+/// The commands of an association that wait.
+#[derive(Debug, Default)]
+struct AssociationQueue {
+    entries: VecDeque<QueueEntry>,
+    /// When one of them may begin, or a new one may book. Until then the others are not looked at.
+    due: Option<Instant>,
+    /// Not all are for one namespace. May stay true after that has ended, until none waits.
+    is_mixed: bool,
 }
 
 /// The bookings of commands for one namespace.
@@ -64,16 +74,16 @@ impl RateLimitQueue {
     pub fn join(&mut self, share: u32, commands: usize) {
         let at = share as usize;
         if self.lines.len() <= at {
-            self.lines.resize_with(at + 1, VecDeque::new);
+            self.lines.resize_with(at + 1, AssociationQueue::default);
         }
-        let line = &mut self.lines[at];
+        let line = &mut self.lines[at].entries;
         line.reserve_exact(commands.saturating_sub(line.len()));
     }
 
     /// Removes a share that is no longer used, of which no command waits.
     pub fn leave(&mut self, share: u32) {
         if let Some(line) = self.lines.get_mut(share as usize) {
-            *line = VecDeque::new();
+            *line = AssociationQueue::default();
         }
     }
 
@@ -93,18 +103,21 @@ impl RateLimitQueue {
 
     #[cold]
     fn is_first(&self, share: u32, nsid: u32) -> bool {
-        let is_first = |line: &VecDeque<QueueEntry>| line.iter().all(|e| e.nsid != nsid);
+        let is_first = |line: &AssociationQueue| line.entries.iter().all(|e| e.nsid != nsid);
         self.lines.get(share as usize).is_none_or(is_first)
     }
 
     /// Appends a command to its wait queue, with its booking.
     pub fn push(&mut self, share: u32, (key, slot): (u32, u16), nsid: u32, booked: Option<Grant>) {
         let Some(line) = self.lines.get_mut(share as usize) else { return };
-        line.push_back(QueueEntry { key, slot, nsid, booked });
+        let is_unlike = |other: &QueueEntry| line.is_mixed || other.nsid != nsid;
+        line.is_mixed = line.entries.front().is_some_and(is_unlike);
+        line.entries.push_back(QueueEntry { key, slot, nsid, booked });
         self.count += 1;
-        if let Some(Grant { start, .. }) = booked {
-            self.due = Some(self.due.map_or(start, |due| due.min(start)));
-        }
+        // One that has not booked does so at the next search.
+        let due = booked.map(|booked| booked.start).or(self.due);
+        line.due = earliest(line.due, due);
+        self.due = earliest(self.due, due);
     }
 
     /// Removes the commands of a queue pair that closes. Their bookings are refunded by `refund`.
@@ -134,10 +147,13 @@ impl RateLimitQueue {
     /// Handles a change of limits: the bookings of commands that have not begun are refunded by
     /// `refund`, under the previous limits, and made again.
     pub fn change(&mut self, now: Instant, mut refund: impl FnMut(u32, u16, &Grant)) {
-        for entry in self.lines.iter_mut().flatten() {
-            if let Some(booking) = entry.booked.take() {
-                refund(entry.key, entry.slot, &booking);
+        for line in &mut self.lines {
+            for entry in &mut line.entries {
+                if let Some(booking) = entry.booked.take() {
+                    refund(entry.key, entry.slot, &booking);
+                }
             }
+            line.due = (!line.entries.is_empty()).then_some(now);
         }
         self.due = (self.count > 0).then_some(now);
     }
@@ -155,14 +171,17 @@ impl RateLimitQueue {
         let mut due = None;
         for step in 0..self.lines.len() {
             let at = (self.turn + step) % self.lines.len();
-            self.searches += 1;
-            let bookings = (&mut *self.bookings, self.searches);
             let line = &mut self.lines[at];
-            if let Some((key, slot)) = first_of(line, now, bookings, &mut book, &mut due) {
-                self.turn = at + 1;
-                self.count -= 1;
-                return Some((key, slot));
+            if line.due.is_some_and(|due| due <= now) {
+                self.searches += 1;
+                let bookings = (&mut *self.bookings, self.searches);
+                if let Some((key, slot)) = line.first(now, bookings, &mut book) {
+                    self.turn = at + 1;
+                    self.count -= 1;
+                    return Some((key, slot));
+                }
             }
+            due = earliest(due, line.due);
         }
         self.due = due;
         None
@@ -171,60 +190,77 @@ impl RateLimitQueue {
     /// Returns the capacity of each wait queue.
     #[cfg(test)]
     pub(crate) fn capacities(&self) -> impl Iterator<Item = usize> {
-        self.lines.iter().map(VecDeque::capacity)
+        self.lines.iter().map(|line| line.entries.capacity())
     }
 
     fn retain(&mut self, mut keep: impl FnMut(&QueueEntry) -> bool) {
         if self.count > 0 {
-            self.lines.iter_mut().for_each(|line| line.retain(&mut keep));
-            self.count = self.lines.iter().map(VecDeque::len).sum();
+            self.lines.iter_mut().for_each(|line| line.entries.retain(&mut keep));
+            self.count = self.lines.iter().map(|line| line.entries.len()).sum();
         }
     }
 }
 
-/// Removes and returns the first command of a wait queue that may begin; books for those that may.
-/// Without one, `due` is when there will be.
-fn first_of(
-    line: &mut VecDeque<QueueEntry>,
-    now: Instant,
-    (bookings, search): (&mut [NamespaceBookings], u64),
-    book: &mut impl FnMut(u32, u16) -> Option<Grant>,
-    due: &mut Option<Instant>,
-) -> Option<(u32, u16)> {
-    for at in 0..line.len() {
-        let entry = &mut line[at];
-        let of = entry.nsid as usize % bookings.len();
-        let NamespaceBookings { longest, ahead, search: last } = &mut bookings[of];
-        if std::mem::replace(last, search) != search {
-            *ahead = Duration::ZERO;
-        }
-        let booking = match entry.booked {
-            Some(booking) => Some(booking),
-            None if *ahead >= SLICE.max(*longest) => continue,
-            None => book(entry.key, entry.slot),
-        };
-        if let (None, Some(new)) = (entry.booked, booking) {
-            // The longest time decays after a while.
-            *longest = new.takes.max(*longest - *longest / 1024);
-        }
-        entry.booked = booking;
-        match booking {
-            Some(booking) if booking.start > now => {
-                // At least something, so that the first command waits only for itself.
-                *ahead += booking.takes.max(Duration::from_nanos(1));
-                *due = Some(due.map_or(booking.start, |due| due.min(booking.start)));
+impl AssociationQueue {
+    /// Removes and returns the first command that may begin; books for those that may. Without one,
+    /// `due` is when there will be.
+    fn first(
+        &mut self,
+        now: Instant,
+        (bookings, search): (&mut [NamespaceBookings], u64),
+        book: &mut impl FnMut(u32, u16) -> Option<Grant>,
+    ) -> Option<(u32, u16)> {
+        let mut due = None;
+        for at in 0..self.entries.len() {
+            #[cfg(test)]
+            tests::LOOKED.set(tests::LOOKED.get() + 1);
+            let entry = &mut self.entries[at];
+            let of = entry.nsid as usize % bookings.len();
+            let NamespaceBookings { longest, ahead, search: last } = &mut bookings[of];
+            if std::mem::replace(last, search) != search {
+                *ahead = Duration::ZERO;
             }
-            _ => return line.remove(at).map(|entry| (entry.key, entry.slot)),
+            let booking = match entry.booked {
+                Some(booking) => Some(booking),
+                None if *ahead < SLICE.max(*longest) => book(entry.key, entry.slot),
+                None if self.is_mixed => continue,
+                None => break,
+            };
+            if let (None, Some(new)) = (entry.booked, booking) {
+                // The longest time decays after a while.
+                *longest = new.takes.max(*longest - *longest / 1024);
+            }
+            entry.booked = booking;
+            match booking {
+                Some(booking) if booking.start > now => {
+                    // At least something, so that the first command waits only for itself.
+                    *ahead += booking.takes.max(Duration::from_nanos(1));
+                    due = earliest(due, Some(booking.start));
+                }
+                _ => return self.entries.remove(at).map(|entry| (entry.key, entry.slot)),
+            }
         }
+        self.due = due;
+        None
     }
-    None
+}
+
+/// The earlier of two times, if any.
+fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
 }
 
 #[cfg(test)]
 mod tests {
     use crate::sched::rate_queue::*;
     use crate::subsystem::rate_limit::{Limit, Limiter};
+    use std::cell::Cell;
     use std::collections::BTreeMap;
+
+    thread_local! {
+        /// Entries of wait queues that were looked at.
+        pub(super) static LOOKED: Cell<u64> = const { Cell::new(0) };
+    }
 
     /// Reactors with wait queues at one limiter, each woken late by its own time.
     struct Stage {
@@ -354,6 +390,35 @@ mod tests {
                 |(begun, rate): (&u32, &u32)| (*rate..rate + rate / 50 + 2).contains(begun);
             assert!(begun.iter().zip(rates).all(reached), "{begun:?}");
         }
+    }
+
+    /// A reactor that looks at all of them for each command has no time for others.
+    #[test]
+    fn commands_of_other_associations_are_not_searched_for_the_next_one() {
+        const ASSOCIATIONS: u32 = 64;
+        const DEPTH: u16 = 512;
+        let start = Instant::now();
+        // Their commands are due at different times.
+        let limiter = |of| Limiter::new(Limit { burst_ms: 10, ..iops(1000 + of) }, start);
+        let limiters: Vec<Limiter> = (0..ASSOCIATIONS).map(limiter).collect();
+        let mut rate_limits = RateLimitQueue::default();
+        for of in 0..ASSOCIATIONS {
+            rate_limits.join(of, DEPTH.into());
+            (0..DEPTH).for_each(|slot| rate_limits.push(of, (of, slot), 1, None));
+        }
+        rate_limits.change(start, |_, _, _| {});
+        let (mut begun, mut now) = (0, start);
+        LOOKED.set(0);
+        while now < start + Duration::from_millis(100) {
+            let book = |key, _| Some(limiters[key as usize].book(now, 0));
+            while let Some((of, slot)) = rate_limits.next(now, book) {
+                begun += 1;
+                rate_limits.push(of, (of, slot), 1, None);
+            }
+            now = rate_limits.due().expect("commands wait");
+        }
+        let looked = LOOKED.get() / begun;
+        assert!(begun >= u64::from(ASSOCIATIONS) * 100 && looked <= 4, "{begun}: {looked} each");
     }
 
     #[test]
