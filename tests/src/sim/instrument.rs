@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use nvme::{Cqe, Sqe};
-use nvmfd::blockdev::{BlockDevice, DeviceId, IoCompletion, IoRequest};
+use nvmfd::blockdev::{BlockDevice, CancelRequest, DeviceId, IoCompletion, IoRequest};
 use rdma::{
     Buf, Completion, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator,
     PoolPlan, Qp, QpLimits, Region, RemoteRegion, Tag, Wake, Work,
@@ -351,6 +351,10 @@ impl<D: BlockDevice> BlockDevice for InstrumentedDevice<'_, D> {
 
     fn recall(&mut self, tag: Tag, of: Tag) {
         self.disk.recall(tag, of);
+    }
+
+    fn recall_all(&mut self, requests: &[CancelRequest]) {
+        self.disk.recall_all(requests);
     }
 }
 

@@ -5,7 +5,7 @@ pub mod format_driver;
 mod namespace_state;
 pub mod ns_management_driver;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
@@ -63,7 +63,9 @@ struct Reactor {
     mailbox: Mailbox,
     buffers: SharedBufferTracker,
     events: Vec<Event>,
-    done: Vec<IoCompletion>,
+    reaped: Vec<IoCompletion>,
+    /// Completions that were reaped, and not yet handled.
+    done: VecDeque<IoCompletion>,
     rung: bool,
     /// Bytes of a buffer that a seeded bug keeps.
     spare_bytes: u64,
@@ -218,7 +220,8 @@ impl Target {
                 mailbox,
                 buffers,
                 events: Vec::with_capacity(BATCH),
-                done: Vec::new(),
+                reaped: Vec::new(),
+                done: VecDeque::new(),
                 rung: true,
                 spare_bytes: 0,
             });
@@ -451,8 +454,9 @@ impl Target {
     pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDevice) -> Option<Instant> {
         let reactor = &mut self.reactors[index];
         reactor.rung |= reactor.mailbox.hush();
-        disk.reap(index, &mut reactor.done);
-        InstrumentedDevice::<SimRing<'_>>::returned(&reactor.buffers, &reactor.done);
+        disk.reap(index, &mut reactor.reaped);
+        InstrumentedDevice::<SimRing<'_>>::returned(&reactor.buffers, &reactor.reaped);
+        reactor.done.extend(reactor.reaped.drain(..));
         reactor.fabric.poll(now, &mut reactor.events);
         let mut worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
         let ring = SimRing { disk, ring: index };
@@ -464,13 +468,9 @@ impl Target {
             shared: &self.shared,
             now,
         };
-        for event in reactor.events.drain(..) {
-            reactor.queues.on_event(event, &mut lent);
-        }
-        for done in reactor.done.drain(..) {
-            reactor.queues.on_disk(done, &mut lent);
-        }
+        reactor.queues.on_events(&mut reactor.events, &mut lent);
         worked |= reactor.queues.tick(&mut lent);
+        reactor.queues.on_disks(&mut reactor.done, &mut lent);
         if std::mem::take(&mut reactor.rung) {
             while let Some(message) = reactor.mailbox.take() {
                 if let Message::Caught(answer) = message {
@@ -512,7 +512,8 @@ impl Target {
         reactor.fabric.flush();
         disk.submit(index);
         let deadline = reactor.fabric.arm(Wake::Any);
-        let tick = reactor.queues.next_tick();
+        // Completions that exceed the batch are first in the next iteration.
+        let tick = if reactor.done.is_empty() { reactor.queues.next_tick() } else { now };
         self.serve_state_requests();
         if self.plant == Some(SeededBug::OpenBlocks) {
             self.open_blocks();
@@ -547,7 +548,9 @@ impl Target {
         let plan = reactor.pool.plan();
         let (cells, receives, data) = reactor.pool.free();
         let free = u64::from(cells) * 64 + u64::from(receives) * plan.receive_bytes() + data;
-        let given = [buffers.bytes(), reactor.queues.held_bytes(), reactor.spare_bytes];
+        let left = reactor.done.iter().filter_map(|done| done.buf.as_ref());
+        let left: u64 = left.map(|buf| u64::from(buf.capacity())).sum();
+        let given = [buffers.bytes() + left, reactor.queues.held_bytes(), reactor.spare_bytes];
         let all = u64::from(plan.cells) * 64
             + u64::from(plan.receives) * plan.receive_bytes()
             + plan.data_bytes.next_multiple_of(plan.largest_bytes.into());

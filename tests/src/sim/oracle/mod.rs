@@ -289,7 +289,8 @@ impl Oracle {
             _ => None,
         };
         self.aborts.leaves(op.id, (op.host, queue, cid), names);
-        self.departures.leaves(op.id, (op.host, queue), op.kind == Kind::Leave);
+        let deletes = matches!(op.kind, Kind::Leave | Kind::Disable);
+        self.departures.leaves(op.id, (op.host, queue), deletes);
         op
     }
 
@@ -528,7 +529,8 @@ impl Oracle {
             Status::COMMAND_INTERRUPTED,
             Status::INTERNAL_ERROR,
         ];
-        if self.disabled[host] && status.is(Status::COMMAND_SEQUENCE_ERROR) {
+        let of_reset = [Status::COMMAND_SEQUENCE_ERROR, Status::ABORTED_SQ_DELETION];
+        if self.disabled[host] && of_reset.iter().any(|of_reset| status.is(*of_reset)) {
             return true;
         }
         if self.paths.excuses(op, status) || self.scope.excuses(op, status) {
