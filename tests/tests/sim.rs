@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tests::sim::auth_keys::Proofs;
 use tests::sim::mutants::SeededBug;
-use tests::sim::scenario::{Mishap, Profile};
+use tests::sim::scenario::{LIMITS, Mishap, Profile};
 use tests::sim::trace::Telling;
 use tests::sim::{Outcome, Setup, run, run_profile};
 
@@ -241,6 +241,36 @@ fn a_flush_that_succeeds_after_its_device_returned_without_data_is_found() {
     let planted = |seed| Setup { plant: Some(SeededBug::ForgivenRemoval), ..setup(seed, 500) };
     let found = (0..40).find_map(|seed| run_profile(planted(seed), much_removed(seed)).failure);
     assert!(found.is_some_and(|why| why.contains("which cannot be")));
+}
+
+/// Backing stores that are copied while hosts write, compare and abort under rate limits.
+fn much_copied(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.mix, profile.hot) = ([100, 600, 50, 50, 50, 150, 0, 0], 900);
+    (profile.disk.slow, profile.disk.stall) = (300, 10 * LATENCY);
+    (profile.limits, profile.aborts) = (&LIMITS, 100);
+    let copy = |part: u32| match (part + seed as u32) % 4 {
+        0 => Mishap::Close(0),
+        1 => Mishap::Resize(0, 40, LATENCY),
+        _ => Mishap::Snapshot((part % 2) as usize, 10 * LATENCY),
+    };
+    profile.mishaps = (1..16).map(|part| (part * 30, copy(part))).collect();
+    profile
+}
+
+#[test]
+fn copies_under_rate_limits_and_aborts_cause_no_violation() {
+    for seed in 0..20 {
+        let outcome = run_profile(setup(seed, 500), much_copied(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_copy_of_a_backing_store_that_changes_is_found() {
+    let planted = |seed| Setup { plant: Some(SeededBug::EarlySnapshot), ..setup(seed, 500) };
+    let found = (0..20).find_map(|seed| run_profile(planted(seed), much_copied(seed)).failure);
+    assert!(found.is_some_and(|why| why.contains("it changes")));
 }
 
 /// Hosts that format again and again, and a target that is killed meanwhile.

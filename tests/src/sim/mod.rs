@@ -100,6 +100,7 @@ enum Timer {
     TakeDown(usize),
     Plug(usize),
     Show(usize, usize),
+    EndSnapshot,
 }
 
 /// One run.
@@ -346,6 +347,7 @@ impl Simulation {
             }
         }
         self.manage();
+        self.target.look_at_snapshot(&mut self.disk)?;
         self.go_on_formatting()?;
         self.mishaps()?;
         self.check_progress()
@@ -449,6 +451,10 @@ impl Simulation {
             Timer::Kill if self.target.is_dead() => self.kill_target(),
             Timer::TakeDown(store) => self.disk.take_down(store),
             Timer::Plug(store) => self.disk.plug(store),
+            Timer::EndSnapshot => {
+                self.target.end_snapshot(&mut self.disk);
+                (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
+            }
             Timer::Resize(space) => self.resize(space, u32::MAX),
             Timer::Show(space, host) => self.show(space, host, true)?,
             Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
@@ -547,6 +553,11 @@ impl Simulation {
             Mishap::Reach(path, space, state, time) => {
                 self.reach(path % self.profile.paths, space, state);
                 self.after(time, Timer::Reach(path % self.profile.paths, space));
+            }
+            Mishap::Snapshot(space, time) => {
+                self.target.begin_snapshot(space);
+                self.after(time, Timer::EndSnapshot);
+                (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
             Mishap::Withdraw(time) => {
                 if self.target.is_up() {

@@ -72,11 +72,13 @@ pub enum SeededBug {
     LostProtection,
     /// Opening a removed device again clears the failure of its flushes.
     ForgivenRemoval,
+    /// A store is copied before the changes in progress have completed.
+    EarlySnapshot,
 }
 
 impl SeededBug {
     /// All of them.
-    pub const ALL: [SeededBug; 29] = [
+    pub const ALL: [SeededBug; 30] = [
         SeededBug::LostAck,
         SeededBug::DoubleCompletion,
         SeededBug::MissingFlush,
@@ -106,6 +108,7 @@ impl SeededBug {
         SeededBug::LostReservation,
         SeededBug::LostProtection,
         SeededBug::ForgivenRemoval,
+        SeededBug::EarlySnapshot,
     ];
 
     /// Its name on the command line.
@@ -141,6 +144,7 @@ impl SeededBug {
             SeededBug::LostReservation => "lost-reservation",
             SeededBug::LostProtection => "lost-protection",
             SeededBug::ForgivenRemoval => "forgiven-removal",
+            SeededBug::EarlySnapshot => "early-snapshot",
         }
     }
 

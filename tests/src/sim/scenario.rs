@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nvme::log::AnaState;
 use nvmfd::core::subsystem::ana::ANA_STATES;
+use nvmfd::core::subsystem::rate_limit::Limit;
 use rdma::soft::sim::{Faults, Rng};
 
 use super::auth_keys::Proofs;
@@ -50,6 +51,9 @@ pub enum Mishap {
     Hide(usize, usize, Duration),
     /// On a path a namespace has this ANA state for a while.
     Reach(usize, usize, AnaState, Duration),
+    /// The backing store of a namespace is copied at one moment; that, with the wait for earlier
+    /// changes, takes a while.
+    Snapshot(usize, Duration),
 }
 
 /// Parameters drawn at the beginning of a run.
@@ -122,6 +126,8 @@ pub struct Profile {
     pub formats: u16,
     /// Whether a format may change the block size.
     pub reshapes: bool,
+    /// Rate limits, of which each publication of the subsystem uses others; none: unlimited.
+    pub limits: &'static [Option<Limit>],
     /// Writes with FUA per mille of writes.
     pub fua: u16,
     /// Ranges in the first few blocks per mille of ranges.
@@ -133,6 +139,15 @@ pub struct Profile {
     /// Maximum duration of an iteration.
     pub turn: Duration,
 }
+
+/// Limits of a profile, of which every publication uses others. They delay a full queue by less than
+/// the timeout of a command.
+pub const LIMITS: [Option<Limit>; 4] = [
+    Some(Limit { iops: Some(2_000), bandwidth: None, burst_ms: 1 }),
+    None,
+    Some(Limit { iops: None, bandwidth: Some(4 << 20), burst_ms: 10 }),
+    Some(Limit { iops: Some(20_000), bandwidth: Some(16 << 20), burst_ms: 100 }),
+];
 
 const MIXES: [[u16; 8]; 4] = [
     [420, 380, 40, 40, 30, 40, 30, 20],
@@ -194,6 +209,7 @@ impl Profile {
             paths: 1,
             twins: false,
             proofs: Proofs::None,
+            limits: &[],
             fua: pick(dice, &[0, 100, 500]),
             hot: pick(dice, &[0, 300, 800]),
             pause: pick(dice, &[0, 20, 200]),
@@ -254,6 +270,10 @@ impl Profile {
         if (profile.spoils, profile.formats) == (0, 0) && dice.per_mille(300) {
             profile.add_removals(dice, commands);
         }
+        let more = pick(dice, &[0, 0, 3, 10]);
+        profile.mishaps.extend((0..more).map(|_| snapshot(dice, commands)));
+        profile.mishaps.sort_by_key(|(at, _)| *at);
+        profile.limits = if dice.per_mille(300) { &LIMITS } else { &[] };
         profile
     }
 
@@ -386,6 +406,12 @@ fn exchange(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
 fn unplug(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
     let long = pick(dice, &[500, 50_000, 2_000_000]);
     let mishap = Mishap::Unplug(dice.below(2) as usize, micros(dice, long / 2, long));
+    (dice.below(u64::from(commands).max(1)) as u32, mishap)
+}
+
+fn snapshot(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
+    let long = pick(dice, &[500, 50_000, 2_000_000]);
+    let mishap = Mishap::Snapshot(dice.below(2) as usize, micros(dice, long / 2, long));
     (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 

@@ -4,6 +4,8 @@
 pub mod format_driver;
 mod namespace_state;
 pub mod ns_management_driver;
+mod rate_limits;
+mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -34,6 +36,8 @@ use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 use self::format_driver::Formatter;
 use self::namespace_state::NamespaceState;
 use self::ns_management_driver::NsManagementDriver;
+use self::rate_limits::Limiters;
+use self::snapshot::Snapshot;
 use super::auth_keys::keyring;
 use super::device::{SimDevice, SimRing};
 use super::directory::{SimDirectory, StepFault};
@@ -102,6 +106,8 @@ pub struct Target {
     worker: NamespaceStateWorker,
     /// Executes namespace requests of hosts, also between iterations.
     pub ns_admin: NsManagementDriver,
+    limiters: Limiters,
+    snapshot: Option<Snapshot>,
     /// A seeded bug of the target.
     pub plant: Option<SeededBug>,
     /// For a seeded bug: the last ticket that was released.
@@ -148,6 +154,8 @@ impl Target {
             block_sizes: profile.shapes.iter().map(|(_, block_bytes)| *block_bytes).collect(),
             ns_admin: NsManagementDriver::new(profile, seed, plant)?,
             formatter: Formatter::default(),
+            limiters: Limiters::default(),
+            snapshot: None,
             plant,
             opened: 0,
             dice: Rng::new(seed ^ 0x6b11),
@@ -319,7 +327,7 @@ impl Target {
         self.state.crash(power);
         self.reactors.clear();
         self.served.fill(None);
-        self.published = false;
+        (self.published, self.snapshot) = (false, None);
         self.drop_formats();
     }
 
@@ -348,11 +356,13 @@ impl Target {
     /// Stops serving a namespace (after the next publication).
     pub fn remove(&mut self, space: usize, disk: &mut SimDevice) -> Option<DeviceId> {
         self.interrupt_format(space, disk);
+        self.end_snapshot_of(space, disk);
         self.served[space].take()
     }
 
     /// Publishes the present subsystem.
     pub fn publish(&mut self, profile: &Profile) {
+        self.limiters.next(profile);
         let namespace = |(space, id): (usize, &Option<DeviceId>)| {
             let block_bytes = self.block_sizes[space];
             let blocks = self.sizes[space] / (block_bytes / SECTOR_BYTES);
@@ -363,6 +373,7 @@ impl Target {
                 formatting: self.format(space).under_way(),
                 write_uncorrectable: profile.spoils > 0,
                 ana_group: nsid,
+                limiters: self.limiters.of_namespace(space),
                 ..self.states[space].namespace((nsid, uuid), backing, (blocks.into(), block_bytes))
             })
         };
@@ -376,7 +387,7 @@ impl Target {
             offer: Arc::new(AccessPolicy { masks: self.masks(profile), ..AccessPolicy::default() }),
             namespaces: declared.chain(self.made()).collect(),
             management: self.management(),
-            host_limiters: Arc::default(),
+            host_limiters: self.limiters.of_hosts(),
             usage: Arc::clone(&self.usage),
         }));
         self.published = true;
@@ -452,6 +463,7 @@ impl Target {
 
     /// One iteration of a reactor, in the steps of the real one. Returns the time of the next one.
     pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDevice) -> Option<Instant> {
+        self.limiters.now = Some(now);
         let reactor = &mut self.reactors[index];
         reactor.rung |= reactor.mailbox.hush();
         disk.reap(index, &mut reactor.reaped);

@@ -149,6 +149,8 @@ pub struct SimDevice {
     due: BTreeMap<(Instant, u64), Event>,
     number: u64,
     answers: Vec<(usize, Answer)>,
+    /// The store of this id is being copied: nothing of it may change.
+    copied: Option<DeviceId>,
     /// For a seeded bug: the reactor, the shared call, and the tag of each.
     joined: Vec<(usize, u64, Tag)>,
     trace: Arc<Trace>,
@@ -183,6 +185,7 @@ impl SimDevice {
             joins_flushes: false,
             gives_back_what_goes_on: false,
             forgives_removal: false,
+            copied: None,
             joined: Vec::new(),
             stale_copies: None,
             fault: None,
@@ -265,6 +268,25 @@ impl SimDevice {
             Some(call) => Err(format!("store {store} is erased while it is used: {:?}", call.step)),
             None => Ok(()),
         }
+    }
+
+    /// Begins to copy the store of this id, of which nobody may change anything meanwhile.
+    ///
+    /// # Errors
+    /// A change is in progress.
+    pub fn begin_copy(&mut self, id: DeviceId) -> Result<(), String> {
+        self.copied = Some(id);
+        let is_of = |call: &&Call| self.rings[call.ring].backing_id(call.slot) == Some(id);
+        let goes_on = |call: &&Call| call.changes().is_some() && call.effective > 0;
+        match self.calls.values().find(|call| goes_on(call) && is_of(call)) {
+            Some(call) => Err(format!("{id:?} is copied while it changes: {:?}", call.step)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the copy of a store.
+    pub fn end_copy(&mut self) {
+        self.copied = None;
     }
 
     /// Zeros a range of a store.
@@ -389,6 +411,7 @@ impl SimDevice {
             store.crash(power, self.atom_bytes, &mut self.dice);
         }
         self.rings.clear();
+        self.copied = None;
         self.joined.clear();
         self.due.clear();
         self.answers.clear();
@@ -466,6 +489,9 @@ impl SimDevice {
         let stale = self.stale_copies.is_some_and(|least| room >= least);
         let step = Some(step);
         let call = Call { ring, slot, store: place, step, answer, early, effective, since, stale };
+        if self.copied == id && call.changes().is_some() && effective > 0 {
+            self.fault = Some(format!("{id:?} is changed while it is copied: {step:?}"));
+        }
         call.run(self.number + 1, flight, store, &self.regions[ring], 0, early);
         self.after(wait, Event::Return(self.number + 1));
         self.trace.note([0x10, slot.into(), answer as u64], || {
