@@ -10,9 +10,9 @@
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +41,8 @@ const LATEST: Duration = Duration::from_millis(200);
 const MESSAGE_HEAD_BYTES: usize = 64;
 /// Read and write for the owner.
 const OWNER_ONLY: u32 = 0o600;
+/// The first bytes of a pcapng file: the type of a Section Header Block.
+const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// Maximum size of the headers before the UDP header: version, length, addresses and so on.
 const MOST_IP_BYTES: usize = 40;
 const UDP_BYTES: usize = 8;
@@ -96,10 +98,11 @@ struct Captured {
 
 impl Capture {
     /// Starts a capture into a new file at `path`, of at most about `limit_bytes`, readable by its
-    /// owner only. An existing file is removed; a named pipe or a device is written to.
+    /// owner only. An earlier capture is removed; a named pipe or a character device is written to.
     ///
     /// # Errors
-    /// The file cannot be created, the old one cannot be removed, or the path is a symbolic link.
+    /// The file cannot be created, or the path is that of something else: another file, a block device,
+    /// a symbolic link.
     pub fn begin(path: &Path, keep: Keep, limit_bytes: u64) -> io::Result<Capture> {
         let file = create(path)?;
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(cause)?;
@@ -175,13 +178,16 @@ impl Capture {
 }
 
 /// Creates a file that nobody else can read: a new one, as another process may have the old one
-/// open. A named pipe or a device is used as it is.
+/// open. A named pipe or a character device is used as it is. A path that was mistaken costs no data.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).mode(OWNER_ONLY).custom_flags(libc::O_NOFOLLOW);
     match fs::symlink_metadata(path).map(|there| there.file_type()) {
         Ok(there) if there.is_symlink() => {
             return Err(io::Error::other("it is a symbolic link; name the file itself"));
+        }
+        Ok(there) if there.is_block_device() => {
+            return Err(io::Error::other("it is a block device; name a file"));
         }
         Ok(there) if !there.is_file() => {
             let file = options.open(path)?;
@@ -190,12 +196,25 @@ fn create(path: &Path) -> io::Result<File> {
             }
             return Ok(file);
         }
-        Ok(_) => fs::remove_file(path)
-            .map_err(|e| io::Error::new(e.kind(), format!("cannot remove the old file: {e}")))?,
+        Ok(_) => is_capture(path)
+            .and_then(|is_capture| match is_capture {
+                true => fs::remove_file(path),
+                false => Err(io::Error::other("it is no capture; remove it, or name another")),
+            })
+            .map_err(|e| io::Error::new(e.kind(), format!("cannot replace the old file: {e}")))?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     options.create_new(true).open(path)
+}
+
+/// Whether a file is empty, or begins as pcapng files do.
+fn is_capture(path: &Path) -> io::Result<bool> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let mut begin = Vec::new();
+    options.open(path)?.take(SECTION_HEADER.len() as u64).read_to_end(&mut begin)?;
+    Ok(begin.is_empty() || begin == SECTION_HEADER)
 }
 
 /// Writes packets until all senders are dropped; returns their number.
@@ -283,7 +302,6 @@ fn cause(error: PcapError) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::time::Instant;
 
@@ -382,7 +400,7 @@ mod tests {
     fn capture_file_is_readable_only_by_its_owner() {
         let directory = tempfile::tempdir().unwrap();
         let [old, new] = ["old", "new"].map(|name| directory.path().join(name));
-        std::fs::write(&old, "what others could read").unwrap();
+        std::fs::write(&old, [&SECTION_HEADER[..], b"what others could read"].concat()).unwrap();
         std::fs::set_permissions(&old, Permissions::from_mode(0o644)).unwrap();
         for path in [old, new] {
             let _capture = Capture::begin(&path, Keep::Headers, u64::MAX).unwrap();
@@ -395,14 +413,29 @@ mod tests {
     fn readers_of_a_replaced_capture_file_see_no_new_data() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.pcapng");
-        fs::write(&path, "old").unwrap();
+        let old = [&SECTION_HEADER[..], b"old"].concat();
+        fs::write(&path, &old).unwrap();
         let mut reader = File::open(&path).unwrap();
         let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
         capture.add(Direction::Sent, &flow("192.0.2.1", "192.0.2.2"), 0, 0, [&[0; 64], &[], &[]]);
         assert_eq!(finished(&path, capture, 1).len(), 1);
-        let mut seen = String::new();
-        reader.read_to_string(&mut seen).unwrap();
-        assert_eq!(seen, "old");
+        let mut seen = Vec::new();
+        reader.read_to_end(&mut seen).unwrap();
+        assert_eq!(seen, old);
+    }
+
+    #[test]
+    fn a_file_that_is_no_capture_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk1.img");
+        for text in [&[0; 4096][..], b"x", &SECTION_HEADER[..3]] {
+            fs::write(&path, text).unwrap();
+            let error = Capture::begin(&path, Keep::All, u64::MAX).unwrap_err();
+            assert!(error.to_string().contains("it is no capture; remove it"), "{error}");
+            assert_eq!(fs::read(&path).unwrap(), text);
+        }
+        fs::write(&path, "").unwrap();
+        Capture::begin(&path, Keep::All, u64::MAX).unwrap();
     }
 
     #[test]
@@ -420,7 +453,7 @@ mod tests {
         let _capture = Capture::begin(&pipe, Keep::All, u64::MAX).unwrap();
         let mut magic = [0; 4];
         reader.read_exact(&mut magic).unwrap();
-        assert_eq!(magic, [0x0a, 0x0d, 0x0d, 0x0a], "a section header");
+        assert_eq!(magic, SECTION_HEADER);
     }
 
     #[test]
