@@ -1,7 +1,8 @@
 //! The daemon and its tool, as processes: what `nvmfctl` prints, and its exit codes.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -333,6 +334,67 @@ fn a_save_whose_reload_is_refused_reports_the_written_files() {
     assert!(fs::read_to_string(&file).unwrap().contains("SAVED"));
     assert!(err.contains("wrote 1 change into") && err.contains("/missing/key"), "{err}");
     assert!(!err.contains("everything is as it was"), "{err}");
+    daemon.stop();
+}
+
+/// Passes one connection after the other on to a daemon. `during`: what happens between the response to
+/// a first `GET /v1/changes` and its receipt.
+fn relay(daemon: &Daemon, during: impl FnOnce() + Send + 'static) -> PathBuf {
+    let (path, real) = (daemon.directory.path().join("relay"), daemon.socket());
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut during = Some(during);
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let mut server = UnixStream::connect(&real).unwrap();
+            let mut request = vec![0; 64 << 10];
+            let length = client.read(&mut request).unwrap();
+            let text = String::from_utf8_lossy(&request[..length]).into_owned();
+            let request = text.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+            server.write_all(request.as_bytes()).unwrap();
+            let mut response = Vec::new();
+            server.read_to_end(&mut response).unwrap();
+            if text.starts_with("GET /v1/changes ") {
+                during.take().into_iter().for_each(|during| during());
+            }
+            client.write_all(&response).unwrap();
+        }
+    });
+    path
+}
+
+/// Restores the text of the files between the list and the reload of a save; there is no unsaved
+/// change then.
+#[test]
+fn an_apply_during_a_save_stays_in_force() {
+    let daemon = Daemon::start("127.0.42.23");
+    let file = daemon.directory.path().join("nvmfd.toml");
+    let declared = fs::read_to_string(&file).unwrap();
+    let other = daemon.directory.path().join("other.toml");
+    fs::write(&other, &declared).unwrap();
+    daemon.says(&["subsystem", "set", NQN, "serial=UNDONE"]);
+    let socket = daemon.socket();
+    let applied = relay(&daemon, move || {
+        assert_eq!(nvmfctl(&socket, &["apply", other.to_str().unwrap()]).0, Some(0));
+    });
+    let (code, out, err) = nvmfctl(&applied, &["save"]);
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    assert!(err.contains("changed during the save, and the files are as they were"), "{err}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), declared);
+    assert!(!daemon.says(&["subsystem", "show", NQN]).contains("UNDONE"));
+
+    // A change meanwhile, which applies to the saved files as well, remains unsaved.
+    daemon.says(&["subsystem", "set", NQN, "serial=SAVED"]);
+    let socket = daemon.socket();
+    fs::remove_file(applied).unwrap();
+    let changed = relay(&daemon, move || {
+        assert_eq!(nvmfctl(&socket, &["subsystem", "set", NQN, "model=LATER"]).0, Some(0));
+    });
+    let (code, _, err) = nvmfctl(&changed, &["save"]);
+    assert_eq!(code, Some(0), "{err}");
+    let saved = fs::read_to_string(&file).unwrap();
+    assert!(saved.contains("SAVED") && !saved.contains("LATER"), "{saved}");
+    assert!(daemon.says(&["changes", "list"]).contains("LATER"));
+    assert!(daemon.says(&["subsystem", "show", NQN]).contains("LATER"));
     daemon.stop();
 }
 

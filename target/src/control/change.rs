@@ -26,6 +26,8 @@ pub(crate) enum ConfigRequest {
     Reload {
         /// The requesting user, if known.
         uid: Option<u32>,
+        /// As in [`ChangeRequest`].
+        if_match: Option<Vec<String>>,
     },
     /// Drop rejected changes.
     Forget,
@@ -75,7 +77,9 @@ impl<T: Serve> RunningDaemon<T> {
     pub(super) fn execute(mut self, order: Order) -> Self {
         let done = match order.work {
             ConfigRequest::Change(request) => self.change(&request),
-            ConfigRequest::Reload { uid } => self.reload_and_log(uid),
+            ConfigRequest::Reload { uid, if_match } => {
+                self.check_match(if_match.as_deref()).and_then(|()| self.reload_and_log(uid))
+            }
             ConfigRequest::Forget => self.forget(),
         };
         // The client may have disconnected.
@@ -85,10 +89,7 @@ impl<T: Serve> RunningDaemon<T> {
 
     fn change(&mut self, request: &ChangeRequest) -> ChangeResult {
         let ChangeRequest { wanted, uid, if_match } = request;
-        let current = self.declared.digest();
-        if if_match.as_ref().is_some_and(|digests| !digests.contains(&current)) {
-            return Err(ChangeError::Stale);
-        }
+        self.check_match(if_match.as_deref())?;
         let next = self.declared.with(&wanted.changes, (now_unix_s(), *uid));
         let next = next.map_err(ChangeError::Misfit)?;
         let outcome = self.outcome(&next);
@@ -109,6 +110,15 @@ impl<T: Serve> RunningDaemon<T> {
         let requested = wanted.changes.iter().map(ToString::to_string).collect();
         self.note_in_history(*uid, requested, outcome.differences.clone());
         Ok(outcome)
+    }
+
+    /// Checks that one of these digests, if there are any, is that of the configuration in force.
+    fn check_match(&self, digests: Option<&[String]>) -> Result<(), ChangeError> {
+        let current = self.declared.digest();
+        match digests.is_none_or(|digests| digests.contains(&current)) {
+            true => Ok(()),
+            false => Err(ChangeError::Stale),
+        }
     }
 
     fn reload_and_log(&mut self, uid: Option<u32>) -> ChangeResult {

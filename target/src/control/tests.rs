@@ -544,8 +544,10 @@ fn the_status_reports_the_result_of_the_last_reload() {
     };
     let order = |served: RunningDaemon<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let served =
-            served.execute(Order { work: change::ConfigRequest::Reload { uid: Some(5) }, answer });
+        let served = served.execute(Order {
+            work: change::ConfigRequest::Reload { uid: Some(5), if_match: None },
+            answer,
+        });
         (served, answered.blocking_recv().unwrap())
     };
     std::fs::write(&file, "nonsense").unwrap();
@@ -569,7 +571,7 @@ fn reloads_that_changed_something_are_in_the_history_with_their_user() {
     for text in ["nonsense", TEXT, &format!("{TEXT}{two}")] {
         std::fs::write(&file, text).unwrap();
         let (answer, _answered) = tokio::sync::oneshot::channel();
-        let work = change::ConfigRequest::Reload { uid: Some(5) };
+        let work = change::ConfigRequest::Reload { uid: Some(5), if_match: None };
         served = served.execute(Order { work, answer });
     }
     std::fs::write(&file, TEXT).unwrap();

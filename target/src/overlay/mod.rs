@@ -559,8 +559,9 @@ fn unsaved(read: &str, kept: Vec<UnsavedChange>) -> impl Iterator<Item = Unsaved
     kept.into_iter().skip(held.map_or(0, |at| at + 1))
 }
 
-/// Digest of several files with their names; of a single file as by [`digest`].
-fn digest_all(sources: &ConfigFiles) -> String {
+/// Digest of several files with their names; of a single file as by `digest`.
+#[must_use]
+pub fn digest_all(sources: &ConfigFiles) -> String {
     if sources.more.is_empty() {
         return digest(&sources.main.text);
     }

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use hyper::Method;
+use hyper::header::HeaderValue;
 use nvmfd::api::{
     Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UNCHANGED,
     UnsavedChange, Wanted,
 };
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::count;
-use nvmfd::overlay::{EditError, merged};
+use nvmfd::overlay::{EditError, digest_all, merged};
 use serde_json::Value;
 
 use crate::client::Client;
@@ -188,7 +189,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     if saving.as_ref().is_some_and(Saving::has_finished_another) {
         output.print("completed an interrupted save");
     }
-    let (changes, _) = client.get::<Changes>("/v1/changes").await?;
+    let (changes, tag) = client.get_tagged::<Changes>("/v1/changes").await?;
     if changes.kept.is_empty() {
         output.print("there is nothing to save");
         return Ok(());
@@ -213,13 +214,38 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     let written: Vec<String> = old.rewritten(&new).iter().map(shown).collect();
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
     let wrote = format!("wrote {} into {files}", count(changes.kept.len(), "change"));
-    let reloaded = client.send::<Outcome>(Method::POST, "/v1/reload", &()).await;
-    reloaded.map_err(|failure| {
+    let reloaded = reload_saved(&new, tag, client).await;
+    let is_in_force = reloaded.map_err(|failure| {
         let why = failure.sentence().replace(&format!(" ({UNCHANGED})"), "");
         Failure::new(format!("{wrote}, and the daemon has not read them again: {why}"))
     })?;
+    if !is_in_force {
+        saving.write(&new, &old).map_err(Failure::new)?;
+        let what = "the configuration was changed during the save, and the files are as they were";
+        return Err(Failure::new(format!("{what}: `nvmfctl changes list`, and save again")));
+    }
     output.print(&wrote);
     Ok(())
+}
+
+/// Reloads saved files; false if the configuration in force is no longer theirs with the changes
+/// that were made since, because another one was applied: a reload would undo that.
+async fn reload_saved(
+    saved: &ConfigFiles,
+    mut tag: Option<HeaderValue>,
+    client: &Client,
+) -> Result<bool, Failure> {
+    while client.send_if::<Outcome>("/v1/reload", &(), tag.as_ref()).await?.is_none() {
+        let changes;
+        (changes, tag) = client.get_tagged::<Changes>("/v1/changes").await?;
+        let expected = merged(saved, &changes).map(|files| format!("\"{}\"", digest_all(&files)));
+        if expected.ok().map(String::into_bytes).as_deref()
+            != tag.as_ref().map(HeaderValue::as_bytes)
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Prints the text of a configuration file after a save; of files besides the main one, with the name.

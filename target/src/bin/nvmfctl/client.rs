@@ -7,7 +7,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::handshake;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{CONTENT_TYPE, ETAG, HOST, HeaderValue, IF_MATCH};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use nvmfd::api::{Problem, UNCHANGED};
@@ -50,6 +50,30 @@ impl Client {
         self.ask(Method::GET, path, None).await
     }
 
+    /// As [`Client::get`], with the entity tag of the response.
+    pub(crate) async fn get_tagged<T: DeserializeOwned>(
+        &self,
+        path: &str,
+    ) -> Result<(T, Option<HeaderValue>), Failure> {
+        let (status, tag, body) = self.exchange(Method::GET, path, None, None).await?;
+        Ok((read(status, &body)?.0, tag))
+    }
+
+    /// Sends a change that is refused if the entity tag of what it changes is another one: `None`.
+    pub(crate) async fn send_if<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        tag: Option<&HeaderValue>,
+    ) -> Result<Option<(T, Value)>, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::new(error.to_string()))?;
+        let (status, _, body) = self.exchange(Method::POST, path, Some(body), tag).await?;
+        match status {
+            StatusCode::PRECONDITION_FAILED => Ok(None),
+            status => read(status, &body).map(Some),
+        }
+    }
+
     /// Sends a change and returns its response.
     pub(crate) async fn send<T: DeserializeOwned>(
         &self,
@@ -67,7 +91,7 @@ impl Client {
         path: &str,
         mut each: impl FnMut(&Value),
     ) -> Result<(), Failure> {
-        let mut body = self.request(Method::GET, path, None).await?;
+        let mut body = self.request(Method::GET, path, None, None).await?;
         if !body.status().is_success() {
             let (status, all) = (body.status(), body.into_body().collect().await);
             let all = all.map_err(|error| self.broken(&error))?.to_bytes();
@@ -94,13 +118,24 @@ impl Client {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<(T, Value), Failure> {
+        let (status, _, body) = self.exchange(method, path, body, None).await?;
+        read(status, &body)
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        if_match: Option<&HeaderValue>,
+    ) -> Result<(StatusCode, Option<HeaderValue>, Bytes), Failure> {
         let late = |_| Failure::new("the daemon does not answer: see its log");
         let answer = async {
-            let response = self.request(method, path, body).await?;
-            let status = response.status();
+            let response = self.request(method, path, body, if_match).await?;
+            let (status, tag) = (response.status(), response.headers().get(ETAG).cloned());
             let body = Limited::new(response.into_body(), MOST_ANSWER_BYTES).collect().await;
             let body = body.map_err(|error| self.broken(&error))?.to_bytes();
-            read(status, &body)
+            Ok((status, tag, body))
         };
         timeout(PATIENCE, answer).await.map_err(late)?
     }
@@ -110,12 +145,16 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
+        if_match: Option<&HeaderValue>,
     ) -> Result<Response<Incoming>, Failure> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
         let (mut sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         tokio::spawn(connection);
-        let request = Request::builder().method(method).uri(path).header(HOST, "nvmfd");
+        let mut request = Request::builder().method(method).uri(path).header(HOST, "nvmfd");
+        if let Some(tag) = if_match {
+            request = request.header(IF_MATCH, tag);
+        }
         let request = match body {
             Some(body) => {
                 request.header(CONTENT_TYPE, "application/json").body(Full::new(Bytes::from(body)))

@@ -100,14 +100,21 @@ async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, A
 #[utoipa::path(
     post,
     path = "/v1/reload",
-    responses((status = 200, body = Outcome), (status = 422, body = Problem))
+    params(("if-match" = Option<String>, Header, description = "entity tags of `GET /v1/changes`")),
+    responses(
+        (status = 200, body = Outcome),
+        (status = 412, body = Problem, description = "no entity tag of `If-Match` is that of the \
+                                                      configuration in force"),
+        (status = 422, body = Problem),
+    )
 )]
 async fn reload(
     State(managed): State<ControlHandle>,
     caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
 ) -> Result<Json<Outcome>, ApiError> {
     let uid = caller.and_then(|Extension(Caller(uid))| uid);
-    answer(managed.order(ConfigRequest::Reload { uid }).await)
+    answer(managed.order(ConfigRequest::Reload { uid, if_match: if_match(&headers) }).await)
 }
 
 fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
