@@ -337,6 +337,27 @@ fn a_save_whose_reload_is_refused_reports_the_written_files() {
     daemon.stop();
 }
 
+#[test]
+fn failed_checks_and_saves_print_json_if_asked_to() {
+    let daemon = Daemon::start("127.0.42.25");
+    let json_at = |socket: &Path, arguments: &[&str], expected| {
+        let (code, out, err) = nvmfctl(socket, &[&["-o", "json"], arguments].concat());
+        assert_eq!(code, Some(expected), "{err}");
+        serde_json::from_str::<serde_json::Value>(&out).unwrap_or_else(|_| panic!("{out}"))
+    };
+    let json = |arguments: &[&str]| json_at(&daemon.socket(), arguments, 0);
+    assert_eq!(json(&["save"])["changes"], 0);
+    daemon.says(&["subsystem", "set", NQN, "serial=S"]);
+    let file = daemon.directory.path().join("nvmfd.toml").display().to_string();
+    for arguments in [&["--dry-run", "save"][..], &["save"]] {
+        let saved = json(arguments);
+        assert_eq!((&saved["changes"], &saved["written"][0]), (&1.into(), &file.as_str().into()));
+    }
+    let absent = json_at(Path::new("/nowhere"), &["status", "--check"], 2);
+    assert!(absent["error"].as_str().unwrap().contains("no daemon is at /nowhere"), "{absent}");
+    daemon.stop();
+}
+
 /// Passes one connection after the other on to a daemon. `during`: what happens between the response to
 /// a first `GET /v1/changes` and its receipt.
 fn relay(daemon: &Daemon, during: impl FnOnce() + Send + 'static) -> PathBuf {

@@ -15,7 +15,7 @@ use nvmfd::api::{
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::count;
 use nvmfd::overlay::{EditError, digest_all, merged};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::output::{Failure, Output};
@@ -186,12 +186,12 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         true => None,
         false => Some(Saving::begin(&file).map_err(Failure::new)?),
     };
-    if saving.as_ref().is_some_and(Saving::has_finished_another) {
+    if saving.as_ref().is_some_and(Saving::has_finished_another) && !output.json {
         output.print("completed an interrupted save");
     }
     let (changes, tag) = client.get_tagged::<Changes>("/v1/changes").await?;
     if changes.kept.is_empty() {
-        output.print("there is nothing to save");
+        output.answer(&((), saved(&changes, &[])), |()| "there is nothing to save".to_owned());
         return Ok(());
     }
     let old = ConfigFiles::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
@@ -199,11 +199,9 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
     })?;
+    let rewritten = old.rewritten(&new);
     let Some(saving) = saving else {
-        if old.rewritten(&new).is_empty() {
-            output.print("the files have everything already");
-        }
-        old.rewritten(&new).iter().for_each(|file| would_say(file, &new, output));
+        output.answer(&((), saved(&changes, &rewritten)), |()| would_be(&rewritten, &new));
         return Ok(());
     };
     saving.write(&old, &new).map_err(Failure::new)?;
@@ -211,7 +209,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         Some(_) => file.file.display().to_string(),
         None => format!("{} (removed)", file.file.display()),
     };
-    let written: Vec<String> = old.rewritten(&new).iter().map(shown).collect();
+    let written: Vec<String> = rewritten.iter().map(shown).collect();
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
     let wrote = format!("wrote {} into {files}", count(changes.kept.len(), "change"));
     let reloaded = reload_saved(&new, tag, client).await;
@@ -224,8 +222,17 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         let what = "the configuration was changed during the save, and the files are as they were";
         return Err(Failure::new(format!("{what}: `nvmfctl changes list`, and save again")));
     }
-    output.print(&wrote);
+    output.answer(&((), saved(&changes, &rewritten)), |()| wrote);
     Ok(())
+}
+
+/// A save as JSON.
+fn saved(changes: &Changes, files: &[Rewritten<'_>]) -> Value {
+    let of = |is_removed: bool| -> Vec<String> {
+        let files = files.iter().filter(|file| file.new.is_none() == is_removed);
+        files.map(|file| file.file.display().to_string()).collect()
+    };
+    json!({ "changes": changes.kept.len(), "written": of(false), "removed": of(true) })
 }
 
 /// Reloads saved files; false if the configuration in force is no longer theirs with the changes
@@ -248,14 +255,17 @@ async fn reload_saved(
     Ok(true)
 }
 
-/// Prints the text of a configuration file after a save; of files besides the main one, with the name.
-fn would_say(file: &Rewritten<'_>, new: &ConfigFiles, output: Output) {
-    let name = file.file.display();
-    output.print(&match file.new {
-        None => format!("# {name} is removed"),
-        Some(text) if Some(file.file) == new.main.file.as_deref() => text.to_owned(),
-        Some(text) => format!("# {name}\n{text}"),
-    });
+/// The texts of configuration files after a save; of files besides the main one, with the name.
+fn would_be(files: &[Rewritten<'_>], new: &ConfigFiles) -> String {
+    let text = |file: &Rewritten<'_>| match (file.file.display(), file.new) {
+        (name, None) => format!("# {name} is removed"),
+        (_, Some(text)) if Some(file.file) == new.main.file.as_deref() => text.to_owned(),
+        (name, Some(text)) => format!("# {name}\n{text}"),
+    };
+    match files {
+        [] => "the files have everything already".to_owned(),
+        files => files.iter().map(|file| text(file).trim_end().to_owned() + "\n").collect(),
+    }
 }
 
 /// Parses settings from `KEY=VALUE`: the value is TOML, or else a text.

@@ -50,6 +50,11 @@ impl Failure {
         Failure { is_printed: true, ..Failure::new(sentence) }
     }
 
+    /// The same with another exit code.
+    pub(crate) fn with_code(self, code: u8) -> Failure {
+        Failure { code, ..self }
+    }
+
     pub(crate) fn sentence(&self) -> &str {
         &self.sentence
     }

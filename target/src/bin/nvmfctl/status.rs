@@ -12,6 +12,9 @@ use crate::listener;
 use crate::output::{Failure, Output, duration, joined};
 use crate::time::at_s;
 
+/// Exit code of a plugin of a monitoring system for CRITICAL.
+const CRITICAL: u8 = 2;
+
 #[derive(Args)]
 pub(crate) struct Command {
     /// Print one line for a monitoring system, with its exit code: 0 OK, 1 WARNING (a refused reload,
@@ -27,13 +30,17 @@ pub(crate) async fn run(command: &Command, client: &Client, output: Output) -> R
         output.answer(&answer?, text);
         return Ok(());
     }
-    let (line, code) = match &answer {
-        Ok((status, _)) => check(status),
-        Err(failure) => (format!("CRITICAL - {}", failure.sentence()), 2),
+    let (line, code) = match answer {
+        Ok(answer) if output.json => {
+            output.answer(&answer, text);
+            (String::new(), check(&answer.0).1)
+        }
+        Err(failure) if output.json => return Err(failure.with_code(CRITICAL)),
+        Ok((status, _)) => check(&status),
+        Err(failure) => (format!("CRITICAL - {}", failure.sentence()), CRITICAL),
     };
-    match (&answer, output.json) {
-        (Ok(answer), true) => output.answer(answer, text),
-        _ => output.print(&format!("NVMFD {line}")),
+    if !output.json {
+        output.print(&format!("NVMFD {line}"));
     }
     if code == 0 { Ok(()) } else { Err(Failure::code(code)) }
 }
@@ -51,7 +58,7 @@ fn check(status: &Status) -> (String, u8) {
         doubts.push(format!("{} set aside", count(status.set_aside_changes, "change")));
     }
     let (word, code, text) = match (broken.is_empty(), doubts.is_empty()) {
-        (false, _) => ("CRITICAL", 2, broken.join("; ")),
+        (false, _) => ("CRITICAL", CRITICAL, broken.join("; ")),
         (true, false) => ("WARNING", 1, doubts.join("; ")),
         (true, true) => ("OK", 0, format!("serving {}", served(status))),
     };
