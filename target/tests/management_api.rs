@@ -358,6 +358,24 @@ fn failed_checks_and_saves_print_json_if_asked_to() {
     daemon.stop();
 }
 
+#[test]
+fn a_key_with_two_values_is_refused() {
+    let daemon = Daemon::start("127.0.42.27");
+    let twice: [&[&str]; 4] = [
+        &["listener", "add", "127.0.42.28", "--port", "4420", "--set", "port=4421"],
+        &["subsystem", "add", "nqn.2026-11.io.nvmfd:b", "--host", "nqn.h", "--set", "hosts=[]"],
+        &["namespace", "add", NQN, "2", "--kind", "ram", "--size", "1MiB", "--set", "size=2MiB"],
+        &["subsystem", "set", NQN, "queue_depth=32", "queue_depth=64"],
+    ];
+    for arguments in twice {
+        let (code, _, err) = nvmfctl(&daemon.socket(), arguments);
+        assert!(code == Some(1) && err.contains("is given twice"), "{arguments:?}: {err}");
+    }
+    daemon.says(&["listener", "add", "127.0.42.28", "--set", "port=4421"]);
+    assert!(daemon.says(&["listener", "list"]).contains("127.0.42.28:4421"));
+    daemon.stop();
+}
+
 /// Passes one connection after the other on to a daemon. `during`: what happens between the response to
 /// a first `GET /v1/changes` and its receipt.
 fn relay(daemon: &Daemon, during: impl FnOnce() + Send + 'static) -> PathBuf {

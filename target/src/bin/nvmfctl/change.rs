@@ -270,13 +270,22 @@ fn would_be(files: &[Rewritten<'_>], new: &ConfigFiles) -> String {
 
 /// Parses settings from `KEY=VALUE`: the value is TOML, or else a text.
 pub(crate) fn settings(all: &[String]) -> Result<Settings, Failure> {
-    let one = |each: &String| {
+    let mut settings = Settings::new();
+    for each in all {
         let (key, value) = each
             .split_once('=')
             .ok_or_else(|| Failure::new(format!("{each:?} is no setting: write KEY=VALUE")))?;
-        Ok((key.trim().to_owned(), value_of(value.trim())))
-    };
-    all.iter().map(one).collect()
+        put(&mut settings, key.trim(), Some(value_of(value.trim())))?;
+    }
+    Ok(settings)
+}
+
+/// Adds a setting, if it has a value. Two values for one key are an error: either would be a guess.
+pub(crate) fn put(settings: &mut Settings, key: &str, value: Option<Value>) -> Result<(), Failure> {
+    match value.and_then(|value| settings.insert(key.to_owned(), value)) {
+        None => Ok(()),
+        Some(_) => Err(Failure::new(format!("`{key}` is given twice: give it once"))),
+    }
 }
 
 fn value_of(text: &str) -> Value {
@@ -324,5 +333,6 @@ mod tests {
         let says = r#"{"a":1,"b":"x","c":"/dev/sda","d":[1,2],"e":true,"f":"10GiB"}"#;
         assert_eq!(json, says);
         assert!(super::settings(&["a".to_owned()]).is_err());
+        assert!(super::settings(&["a=1", "b=1", " a = 2"].map(String::from)).is_err());
     }
 }

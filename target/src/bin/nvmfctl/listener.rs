@@ -17,9 +17,9 @@ pub(crate) enum Command {
         /// Listen at this IP address of the machine; a link-local one with its interface: fe80::1%eth0
         #[arg(value_parser = address)]
         address: String,
-        /// Listen at this port
-        #[arg(long, default_value_t = nvme::PORT)]
-        port: u16,
+        /// Listen at this port; absent: 4420
+        #[arg(long)]
+        port: Option<u16>,
         /// Set its port identifier; absent: the first that is free
         #[arg(long)]
         id: Option<u16>,
@@ -50,8 +50,9 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Add { address, port, id, set } => {
             let mut settings = change::settings(&set)?;
-            settings.insert("address".to_owned(), address.into());
-            settings.insert("port".to_owned(), port.into());
+            change::put(&mut settings, "address", Some(address.into()))?;
+            change::put(&mut settings, "port", port.map(Into::into))?;
+            settings.entry("port".to_owned()).or_insert_with(|| nvme::PORT.into());
             let id = match id {
                 Some(id) => id,
                 None => free(&client.get::<Vec<Listener>>("/v1/listeners").await?.0),

@@ -172,14 +172,12 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Add { subsystem, nsid, path, size, kind, block_size, read_only, set } => {
             let mut settings = change::settings(&set)?;
-            let mut put = |key: &str, value: Option<Value>| {
-                settings.extend(value.map(|value| (key.to_owned(), value)));
-            };
-            put("path", path.map(|path| absolute(&path)).transpose()?);
-            put("size", size.map(Value::from));
-            put("kind", kind.map(Value::from));
-            put("block_size", block_size.map(Value::from));
-            put("read_only", read_only.then_some(true.into()));
+            let mut put = |key: &str, value| change::put(&mut settings, key, value);
+            put("path", path.map(|path| absolute(&path)).transpose()?)?;
+            put("size", size.map(Value::from))?;
+            put("kind", kind.map(Value::from))?;
+            put("block_size", block_size.map(Value::from))?;
+            put("read_only", read_only.then_some(true.into()))?;
             let nsid = match nsid {
                 Nsid::Number(nsid) => nsid,
                 Nsid::Auto => lowest_free(&subsystem, client).await?,

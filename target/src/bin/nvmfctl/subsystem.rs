@@ -60,11 +60,8 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Add { nqn, host, any_host, set } => {
             let mut settings = change::settings(&set)?;
-            if any_host {
-                settings.insert("allow_any_host".to_owned(), true.into());
-            } else if !host.is_empty() {
-                settings.insert("hosts".to_owned(), host.into());
-            }
+            change::put(&mut settings, "allow_any_host", any_host.then_some(true.into()))?;
+            change::put(&mut settings, "hosts", (!host.is_empty()).then(|| host.into()))?;
             let change = Change::AddSubsystem { nqn, settings };
             change::make(vec![change], client, output).await?;
         }
