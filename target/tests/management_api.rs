@@ -376,6 +376,17 @@ fn a_key_with_two_values_is_refused() {
     daemon.stop();
 }
 
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut nvmfctl = Command::new(env!("CARGO_BIN_EXE_nvmfctl"));
+    let Output { status, stderr, .. } =
+        nvmfctl.args(["completions", "bash"]).stdout(full).output().unwrap();
+    let err = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(1), "{err}");
+    assert!(err.contains("the output cannot be written: No space left on device"), "{err}");
+}
+
 /// Passes one connection after the other on to a daemon. `during`: what happens between the response to
 /// a first `GET /v1/changes` and its receipt.
 fn relay(daemon: &Daemon, during: impl FnOnce() + Send + 'static) -> PathBuf {

@@ -170,7 +170,7 @@ fn main() -> ExitCode {
     };
     let client = Client::new(arguments.socket);
     match runtime.block_on(run(arguments.family, &client, output)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => output.finish(),
         Err(failure) => output.fail(&failure),
     }
 }

@@ -3,10 +3,14 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
+
+/// Why output was lost, if any was.
+static LOST: OnceLock<io::Error> = OnceLock::new();
 
 /// Format of the output.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -71,7 +75,20 @@ impl Output {
 
     /// Ignores a closed stdout: the command is executed, and the exit code reports the result.
     pub(crate) fn print(self, text: &str) {
-        let _ = writeln!(io::stdout(), "{}", text.trim_end());
+        if let Err(error) = writeln!(io::stdout(), "{}", text.trim_end())
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            let _ = LOST.set(error);
+        }
+    }
+
+    /// The exit code of a command that was executed. A file on a full file system may have a part of
+    /// the output, such as a configuration without its last sections.
+    pub(crate) fn finish(self) -> ExitCode {
+        LOST.get().map_or(ExitCode::SUCCESS, |error| {
+            let _ = writeln!(io::stderr(), "nvmfctl: the output cannot be written: {error}");
+            ExitCode::FAILURE
+        })
     }
 
     /// Prints an item of an endless list. Ends the process if stdout is closed.
