@@ -1,11 +1,15 @@
 //! Error responses.
 
+use axum::body::to_bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 
 use crate::api::Problem;
+
+/// The longest text of a refusal, in bytes.
+const MOST_REFUSAL_BYTES: usize = 64 << 10;
 
 /// A failed request.
 #[derive(Debug)]
@@ -53,6 +57,19 @@ impl IntoResponse for ApiError {
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         (self.status, [(CONTENT_TYPE, Problem::CONTENT_TYPE)], body).into_response()
     }
+}
+
+/// Makes a problem of a refusal by an extractor, which is a line of text.
+pub(super) async fn refusal_as_problem(response: Response) -> Response {
+    let status = response.status();
+    let kind = response.headers().get(CONTENT_TYPE);
+    let is_text = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    if !(status.is_client_error() && is_text) {
+        return response;
+    }
+    let text = to_bytes(response.into_body(), MOST_REFUSAL_BYTES).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    ApiError::new(status, text, "see /v1/openapi.json").into_response()
 }
 
 /// Completes the description of the interface: every operation may fail with a [`Problem`], and has

@@ -29,6 +29,7 @@ mod write_protect;
 
 use std::time::Duration;
 
+use axum::middleware::map_response;
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 use serde_json::Value;
@@ -108,6 +109,7 @@ fn router(managed: ControlHandle, access: Access, with_console: bool) -> Router 
         .route("/v1/openapi.json", get(async move || Json(description(access))))
         .fallback(ApiError::no_such_path)
         .method_not_allowed_fallback(ApiError::no_such_method)
+        .layer(map_response(error::refusal_as_problem))
         .layer(Extension(watch::Room::new()))
         .layer(Extension(reload_plan::Reader::new()))
         .layer(Extension(in_flight::LastResponse::default()))

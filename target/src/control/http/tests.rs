@@ -210,6 +210,20 @@ fn every_variant_of_a_change_and_of_an_event_has_a_schema_with_a_name() {
     });
 }
 
+#[test]
+fn refusals_of_malformed_requests_are_problem_details() {
+    stage("").visit(|socket| {
+        for path in ["/v1/subsystems/%ff", "/v1/watch?events=0", "/v1/watch?events=a"] {
+            let (status, problem) = get(socket, path);
+            assert_eq!((status, &problem["status"]), (400, &json!(400)), "{path}: {problem}");
+        }
+        let stream = UnixStream::connect(socket).unwrap();
+        let (status, problem) = ask(stream, "POST /v1/controllers/a/fail HTTP/1.1\r\nHost: x");
+        assert_eq!(status, 400);
+        assert!(problem["detail"].as_str().unwrap().contains("`a`"), "{problem}");
+    });
+}
+
 /// The served state may differ from the configured one.
 #[test]
 fn degraded_and_missing_objects_are_reported_in_lists_and_metrics() {

@@ -14,7 +14,6 @@ use std::time::{Duration, SystemTime};
 
 use axum::Extension;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -81,11 +80,8 @@ struct WatchQuery {
 async fn watch(
     State(managed): State<ControlHandle>,
     Extension(Room(room)): Extension<Room>,
-    query: Result<Query<WatchQuery>, QueryRejection>,
+    Query(WatchQuery { events }): Query<WatchQuery>,
 ) -> Result<Response, ApiError> {
-    let Query(WatchQuery { events }) = query.map_err(|error| {
-        ApiError::new(StatusCode::BAD_REQUEST, error.body_text(), "see /v1/openapi.json")
-    })?;
     let permit = room.try_acquire_owned().map_err(|_| {
         let error = format!("{MOST_WATCHERS} are watching already");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, "end one of them")
