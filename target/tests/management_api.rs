@@ -387,6 +387,28 @@ fn output_that_cannot_be_written_is_a_failure() {
     assert!(err.contains("the output cannot be written: No space left on device"), "{err}");
 }
 
+/// A socket of the service manager has clients connect, whatever the configuration says.
+#[test]
+fn a_disabled_interface_answers_at_a_socket_of_the_service_manager() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, socket) = (directory.path().join("nvmfd.toml"), directory.path().join("s"));
+    fs::write(&file, "provider = \"soft\"\n[management]\nenabled = false\n").unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" --config \"$1\"";
+    let mut process = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_nvmfd")])
+        .arg(&file)
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(std::os::fd::OwnedFd::from(listener))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (code, _, err) = nvmfctl(&socket, &["status"]);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(code == Some(1) && err.contains("`enabled = false` in [management]"), "{err}");
+}
+
 /// Passes one connection after the other on to a daemon. `during`: what happens between the response to
 /// a first `GET /v1/changes` and its receipt.
 fn relay(daemon: &Daemon, during: impl FnOnce() + Send + 'static) -> PathBuf {

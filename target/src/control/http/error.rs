@@ -34,6 +34,12 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, detail, remedy)
     }
 
+    pub(super) async fn not_enabled() -> ApiError {
+        let error = "the management interface is off (`enabled = false` in [management])";
+        let remedy = "change that and restart the daemon, or disable nvmfd.socket";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, remedy)
+    }
+
     pub(super) async fn no_such_path(uri: Uri) -> ApiError {
         let error = format!("there is nothing at {}", uri.path());
         ApiError::not_found(error, "see /v1/openapi.json for what there is")

@@ -26,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use super::browser::{not_by_domain, only_by_address};
 use super::changes::Caller;
-use super::{Access, MOST_BODY_BYTES, router};
+use super::{Access, ApiError, MOST_BODY_BYTES, router};
 use crate::config::ManagementConfig;
 use crate::control::handle::ControlHandle;
 
@@ -59,6 +59,11 @@ impl Server {
     ) -> Result<Server, String> {
         let mut server = Server { tasks: Vec::new(), socket: None };
         if !config.enabled {
+            // The service manager's socket accepts connections anyway: clients would wait.
+            if let Ok(Some(listener)) = given() {
+                let router = Router::new().fallback(ApiError::not_enabled);
+                server.accept(move || accept_unix(listener, router));
+            }
             return Ok(server);
         }
         let path = config.path(std::env::var_os("RUNTIME_DIRECTORY").as_deref());
