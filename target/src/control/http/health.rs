@@ -69,6 +69,6 @@ async fn readyz(State(managed): State<ControlHandle>) -> Result<&'static str, Ap
     if sentences.is_empty() {
         return Ok("ok\n");
     }
-    let remedy = "see `nvmfctl status`; other namespaces and listeners are served";
+    let remedy = "see `nvmfctl status`; what is not named there is served";
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, sentences.join("; "), remedy))
 }

@@ -106,6 +106,9 @@ fn file_systems(managed: &ControlHandle, state: SpaceState) -> Vec<String> {
 
 pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
     let mut sentences = Vec::new();
+    if managed.view().registry.is_leaving() {
+        sentences.push("the daemon is stopping: all its paths are inaccessible".to_owned());
+    }
     for subsystem in managed.view().registry.subsystems() {
         let absent = subsystem.management.iter().flat_map(|management| &management.absent);
         for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_pending) {

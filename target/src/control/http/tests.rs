@@ -211,6 +211,18 @@ fn every_variant_of_a_change_and_of_an_event_has_a_schema_with_a_name() {
 }
 
 #[test]
+fn a_draining_daemon_is_not_ready() {
+    let stage = stage("");
+    stage.managed.view().registry.leave();
+    stage.visit(|socket| {
+        let (status, problem) = get(socket, "/readyz");
+        assert_eq!(status, 503);
+        assert!(problem["detail"].as_str().unwrap().contains("is stopping"), "{problem}");
+        assert_eq!(get(socket, "/v1/status").1["degraded"][0], problem["detail"]);
+    });
+}
+
+#[test]
 fn refusals_of_malformed_requests_are_problem_details() {
     stage("").visit(|socket| {
         for path in ["/v1/subsystems/%ff", "/v1/watch?events=0", "/v1/watch?events=a"] {
