@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 
 use super::machine::{names, read};
@@ -21,7 +21,7 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
             let at = SocketAddr::new(at.ip(), ROCE);
             UdpSocket::bind(at).err().filter(is_in_use).map(|_| at)
         });
-        findings.push(roce_port(refused, refused.and_then(|_| holder(ROCE))));
+        findings.push(roce_port(refused, refused.and_then(holder)));
     }
     let configfs = "/sys/kernel/config/nvmet/ports";
     let ports = names(configfs).into_iter().map(|port| {
@@ -77,10 +77,10 @@ fn roce_port(refused: Option<SocketAddr>, holder: Option<Holder>) -> Finding {
     }
 }
 
-/// Returns the user of a UDP port, as far as it can be determined.
-fn holder(port: u16) -> Option<Holder> {
+/// Returns the user of a UDP port that keeps others from this address, as far as it can be determined.
+fn holder(at: SocketAddr) -> Option<Holder> {
     let tables = ["/proc/net/udp", "/proc/net/udp6"];
-    let inode = tables.iter().find_map(|path| inode(&read(path), port))?;
+    let inode = tables.iter().find_map(|path| inode(&read(path), at))?;
     if inode == 0 {
         return Some(Holder::Kernel);
     }
@@ -95,14 +95,35 @@ fn holder(port: u16) -> Option<Holder> {
     })
 }
 
-/// The inode of a socket on a port in a table of `/proc/net`; 0: the kernel's own.
+/// The inode of a socket in a table of `/proc/net` that excludes another one at this address; 0: the
+/// kernel's own.
 /// ` 12: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  0  0 12345 2 ..`
-fn inode(table: &str, port: u16) -> Option<u64> {
-    let port = format!(":{port:04X}");
+fn inode(table: &str, at: SocketAddr) -> Option<u64> {
+    let excludes = |local: SocketAddr| {
+        local.port() == at.port()
+            && (local.ip() == at.ip()
+                || local.ip().is_unspecified()
+                || at.ip().is_unspecified() && at.is_ipv4() == local.is_ipv4())
+    };
     let row = table
         .lines()
-        .find(|row| row.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&port)))?;
+        .find(|row| row.split_whitespace().nth(1).and_then(address).is_some_and(excludes))?;
     row.split_whitespace().nth(9)?.parse().ok()
+}
+
+/// An address as in `/proc/net`: words of 32 bits in the byte order of the machine.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let words = ip.as_bytes().chunks(8).map(|word| {
+        let word = u32::from_str_radix(str::from_utf8(word).ok()?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    });
+    let bytes = words.collect::<Option<Vec<[u8; 4]>>>()?.concat();
+    let ip = match bytes.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+        _ => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
 /// `ports`: transport, address and service of the ports of the kernel's target.
@@ -193,28 +214,36 @@ mod tests {
     fn the_inode_of_a_socket_is_read_from_proc_net() {
         let head =
             "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n";
-        let row = |port, inode| {
+        let row = |local: &str, inode| {
             format!(
-                " 12: 0100007F:{port} 00000000:0000 07 00000000:00000000 00:00000000 00000000     \
+                " 12: {local} 00000000:0000 07 00000000:00000000 00:00000000 00000000     \
                  0 0 {inode} 2 0000000000000000 0\n"
             )
         };
-        assert_eq!(
-            inode(&format!("{head}{}{}", row("0035", 9), row("12B7", 4711)), ROCE),
-            Some(4711)
-        );
-        assert_eq!(inode(&format!("{head}{}", row("12B7", 0)), ROCE), Some(0));
-        assert_eq!(inode(&format!("{head}{}", row("0035", 9)), ROCE), None);
+        let of = |rows: &str, at: &str| inode(&format!("{head}{rows}"), at.parse().unwrap());
+        let (dns, roce) = (row("0100007F:0035", 9), row("0100007F:12B7", 4711));
+        assert_eq!(of(&format!("{dns}{roce}"), "127.0.0.1:4791"), Some(4711));
+        assert_eq!(of(&row("0100007F:12B7", 0), "127.0.0.1:4791"), Some(0));
+        assert_eq!(of(&dns, "127.0.0.1:4791"), None);
+        // The same port at another address is in nobody's way.
+        assert_eq!(of(&roce, "127.0.0.2:4791"), None);
+        let all = row("00000000:12B7", 8);
+        assert_eq!(of(&format!("{roce}{all}"), "127.0.0.2:4791"), Some(8));
+        assert_eq!(of(&roce, "0.0.0.0:4791"), Some(4711));
+        let six = row("000080FE00000000FF005450B6AD1DFE:12B7", 6);
+        assert_eq!(of(&six, "[fe80::5054:ff:fe1d:adb6]:4791"), Some(6));
+        assert_eq!(of(&six, "127.0.0.1:4791"), None);
     }
 
-    /// An actual socket of this process.
+    /// Actual sockets of this process.
     #[test]
-    fn a_port_in_use_is_seen() {
+    fn a_port_in_use_at_the_same_address_is_seen() {
         let held = UdpSocket::bind("127.0.0.1:0").unwrap();
         let at = held.local_addr().unwrap();
         assert!(is_in_use(&UdpSocket::bind(at).unwrap_err()));
-        let Some(Holder::Process(pid, name)) = holder(at.port()) else { panic!("nobody has it") };
+        let Some(Holder::Process(pid, name)) = holder(at) else { panic!("nobody has it") };
         assert_eq!((pid, name.is_empty()), (std::process::id(), false));
+        assert_eq!(holder(SocketAddr::new("127.0.0.2".parse().unwrap(), at.port())), None);
     }
 
     #[test]
