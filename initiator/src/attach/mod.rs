@@ -19,6 +19,7 @@ mod vhost_user;
 
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -315,12 +316,15 @@ fn outlast(wait: Duration, host: &mut MultipathHost, stop: &mut Stop) -> bool {
     host.pass_time(Instant::now() + wait, || !stop.wait(Duration::ZERO))
 }
 
-/// Listens at a Unix socket that only this user may connect to. One that nobody listens at is replaced.
-/// Returns also whether there was one: its process has not ended in order.
+/// Listens at a Unix socket that only this user may connect to. One that nobody listens at is replaced, and
+/// nothing else. Returns also whether there was one: its process has not ended in order.
 fn listen(path: &Path) -> Result<(UnixListener, bool), Error> {
     let failed = |error: std::io::Error| {
         Error::Local(format!("cannot listen at {}: {error}", path.display()))
     };
+    if std::fs::metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
+        return Err(failed(std::io::Error::other("it is no socket; remove it, or name another")));
+    }
     let before = umask(Mode::from_bits_truncate(0o177));
     let mut bound = UnixListener::bind(path);
     let is_in_use = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
@@ -349,6 +353,20 @@ mod tests {
         let command = Args::augment_args(clap::Command::new("attach"));
         let matches = command.try_get_matches_from(line.split_whitespace())?;
         Args::from_arg_matches(&matches)
+    }
+
+    /// A connection to a file is refused (ECONNREFUSED) as one to a socket without listener is.
+    #[test]
+    fn a_file_in_the_place_of_a_socket_is_not_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk1.img");
+        std::fs::write(&path, "data").expect("a file");
+        let error = listen(&path).expect_err("a file");
+        assert!(error.to_string().contains("disk1.img: it is no socket"), "{error}");
+        assert_eq!(std::fs::read(&path).expect("the file"), b"data");
+        std::fs::remove_file(&path).expect("removed");
+        drop(listen(&path).expect("free"));
+        assert!(listen(&path).expect("abandoned").1);
     }
 
     #[test]
