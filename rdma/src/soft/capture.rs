@@ -177,18 +177,31 @@ impl Capture {
     }
 }
 
+/// Checks whether a capture may be written to a path: a mistaken one costs no data. Changes nothing.
+///
+/// # Errors
+/// There is something else: another file, a block device, a directory or a symbolic link.
+pub fn check(path: &Path) -> io::Result<()> {
+    let what = match fs::symlink_metadata(path).map(|there| there.file_type()) {
+        Ok(there) if there.is_symlink() => "it is a symbolic link; name the file itself",
+        Ok(there) if there.is_block_device() => "it is a block device; name a file",
+        Ok(there) if there.is_dir() => "it is a directory; name a file in it",
+        Ok(there) if there.is_file() && !is_capture(path)? => {
+            "it is no capture, and is not replaced; remove it, or name another file"
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(_) | Err(_) => return Ok(()),
+    };
+    Err(io::Error::other(what))
+}
+
 /// Creates a file that nobody else can read: a new one, as another process may have the old one
-/// open. A named pipe or a character device is used as it is. A path that was mistaken costs no data.
+/// open. A named pipe or a character device is used as it is.
 fn create(path: &Path) -> io::Result<File> {
+    check(path)?;
     let mut options = OpenOptions::new();
     options.write(true).mode(OWNER_ONLY).custom_flags(libc::O_NOFOLLOW);
-    match fs::symlink_metadata(path).map(|there| there.file_type()) {
-        Ok(there) if there.is_symlink() => {
-            return Err(io::Error::other("it is a symbolic link; name the file itself"));
-        }
-        Ok(there) if there.is_block_device() => {
-            return Err(io::Error::other("it is a block device; name a file"));
-        }
+    match fs::symlink_metadata(path) {
         Ok(there) if !there.is_file() => {
             let file = options.open(path)?;
             if file.metadata()?.is_file() {
@@ -196,12 +209,8 @@ fn create(path: &Path) -> io::Result<File> {
             }
             return Ok(file);
         }
-        Ok(_) => is_capture(path)
-            .and_then(|is_capture| match is_capture {
-                true => fs::remove_file(path),
-                false => Err(io::Error::other("it is no capture; remove it, or name another")),
-            })
-            .map_err(|e| io::Error::new(e.kind(), format!("cannot replace the old file: {e}")))?,
+        Ok(_) => fs::remove_file(path)
+            .map_err(|e| io::Error::new(e.kind(), format!("cannot remove the old file: {e}")))?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -431,7 +440,7 @@ mod tests {
         for text in [&[0; 4096][..], b"x", &SECTION_HEADER[..3]] {
             fs::write(&path, text).unwrap();
             let error = Capture::begin(&path, Keep::All, u64::MAX).unwrap_err();
-            assert!(error.to_string().contains("it is no capture; remove it"), "{error}");
+            assert!(error.to_string().contains("it is no capture, and is not replaced"), "{error}");
             assert_eq!(fs::read(&path).unwrap(), text);
         }
         fs::write(&path, "").unwrap();

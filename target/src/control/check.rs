@@ -191,6 +191,10 @@ fn capture(config: &Config) -> bool {
             path.display()
         );
     }
+    if let Err(error) = rdma::soft::capture::check(path) {
+        error!("[capture] cannot write packets to {}: {}", path.display(), sentence_of(&error));
+        return false;
+    }
     good
 }
 
@@ -611,6 +615,8 @@ mod tests {
         assert!(capture(&config(String::new())) && capture(&packets(&file)));
         assert!(!capture(&packets(Path::new("/nonexistent/packets.pcapng"))));
         assert!(!capture(&packets(directory.path())));
+        fs::write(&file, "data").unwrap();
+        assert!(!capture(&packets(&file)), "a start refuses it");
     }
 
     #[test]
