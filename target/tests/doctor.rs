@@ -54,6 +54,28 @@ fn doctor_reports_configuration_problems_and_exits_with_code_1() {
     assert!(told.contains("-> correct the path, or give a `size`: it will be made"), "{told}");
 }
 
+/// As `nvmfd check` and a start do.
+#[test]
+fn doctor_examines_the_size_of_files() {
+    let directory = tempdir().unwrap();
+    let [config, disk] = ["nvmfd.toml", "disk.img"].map(|name| directory.path().join(name));
+    let text = format!(
+        "provider = \"soft\"\nstate_directory = {:?}\n[[listener]]\naddress = \"127.0.0.1\"\n\
+         [[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:d\"\nallow_any_host = true\n\
+         [[subsystem.namespace]]\nnsid = 1\npath = {disk:?}\nsize = \"16KiB\"\n",
+        directory.path()
+    );
+    fs::write(&config, text).unwrap();
+    let storage = || {
+        let findings: Value = serde_json::from_slice(&doctor(&config, &["--json"]).stdout).unwrap();
+        (level(&findings, "storage").to_owned(), findings.to_string())
+    };
+    assert_eq!(storage().0, "ok", "it will be made");
+    fs::write(&disk, [0; 8192]).unwrap();
+    let (level, findings) = storage();
+    assert!(level == "problem" && findings.contains("has 8192 bytes and `size`"), "{findings}");
+}
+
 #[test]
 fn doctor_exit_code_is_correct_when_stdout_is_closed() {
     let directory = tempdir().unwrap();

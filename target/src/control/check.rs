@@ -402,29 +402,15 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
     let mut open =
         open.map_err(|error| format!("{shown} cannot be opened: {}", sentence_of(&error)))?;
     let found = open.seek(SeekFrom::End(0)).map_err(|error| format!("{shown}: {error}"))?;
-    let block = u64::from(namespace.block_size_bytes);
-    match size {
-        None if found < block || !found.is_multiple_of(block) => Err(format!(
-            "{shown} has {found} bytes, which is not a number of whole blocks of {block}: give a \
-             `size`"
-        )),
-        Some(size) if *size > found => Err(format!(
-            "{shown} has {found} bytes and `size` is {}: make it larger (truncate -s, lvextend), \
-             or write `size = {found}`",
-            Size(*size)
-        )),
-        size => {
-            if let Some(size) = size.filter(|size| *size < found) {
-                warn!("{shown} has {found} bytes, of which {size} would be exported");
-            }
-            let is_locked =
-                !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
-            let other = || another_machine(path, &open).filter(|_| !is_served);
-            let locked = format!("{shown} is in use: a lock on it is held");
-            let claimed = || claimed(path, &open, namespace).filter(|_| !is_served);
-            Ok(is_locked.then_some(locked).or_else(other).or_else(claimed))
-        }
+    probes::file_size(path, found, *size, namespace.block_size_bytes)?;
+    if let Some(size) = size.filter(|size| *size < found) {
+        warn!("{shown} has {found} bytes, of which {size} would be exported");
     }
+    let is_locked = !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
+    let other = || another_machine(path, &open).filter(|_| !is_served);
+    let locked = format!("{shown} is in use: a lock on it is held");
+    let claimed = || claimed(path, &open, namespace).filter(|_| !is_served);
+    Ok(is_locked.then_some(locked).or_else(other).or_else(claimed))
 }
 
 /// Reason why the daemon cannot open a block device exclusively. Daemons that share it can.

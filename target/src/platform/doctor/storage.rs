@@ -1,14 +1,14 @@
 //! Checks storage: direct I/O, the state directory, key files.
 
-use std::fs::{self, OpenOptions};
-use std::io;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nvme::Nqn;
 
-use super::Finding;
+use super::{Finding, Level};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
@@ -52,7 +52,13 @@ fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
         NamespaceKind::File { path, size } => {
             let writes = !namespace.read_only;
             match (size.is_some() && writes) || path.exists() {
-                true => direct(place, path, try_direct(path, writes)),
+                true => {
+                    let block_bytes = namespace.block_size_bytes;
+                    let finding = direct(place, path, try_direct(path, writes));
+                    wrong_size(place, path, *size, block_bytes)
+                        .filter(|_| finding.level == Level::Ok)
+                        .unwrap_or(finding)
+                }
                 false => absent(place, path, namespace.read_only),
             }
         }
@@ -77,6 +83,13 @@ fn try_direct(path: &Path, writes: bool) -> io::Result<()> {
         }
         outcome => outcome,
     }
+}
+
+/// Finding about the size of an existing file or device with which it is not served.
+fn wrong_size(place: &str, path: &Path, size: Option<u64>, block_bytes: u32) -> Option<Finding> {
+    let found = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).ok()?;
+    let why = probes::file_size(path, found, size, block_bytes).err()?;
+    Some(Finding::problem("storage", format!("{place}: {why}"), "see above"))
 }
 
 fn try_writing(directory: &Path) -> io::Result<()> {
@@ -160,7 +173,10 @@ fn state(directory: &Path, tried: io::Result<()>) -> Finding {
             format!("make it: install -d -m 700 {shown}")
         }
         io::ErrorKind::StorageFull => format!("free space below {shown}"),
-        _ => format!("give it to the user of nvmfd: chown USER {shown}"),
+        _ => format!(
+            "give it to the user of nvmfd: chown USER {shown} (this was tried as the user who runs \
+             this)"
+        ),
     };
     Finding::problem(check, sentence, remedy)
 }
