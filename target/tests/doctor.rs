@@ -56,7 +56,7 @@ fn doctor_reports_configuration_problems_and_exits_with_code_1() {
 
 /// As `nvmfd check` and a start do.
 #[test]
-fn doctor_examines_the_size_of_files() {
+fn doctor_examines_the_size_of_files_and_unsaved_changes() {
     let directory = tempdir().unwrap();
     let [config, disk] = ["nvmfd.toml", "disk.img"].map(|name| directory.path().join(name));
     let text = format!(
@@ -74,6 +74,20 @@ fn doctor_examines_the_size_of_files() {
     fs::write(&disk, [0; 8192]).unwrap();
     let (level, findings) = storage();
     assert!(level == "problem" && findings.contains("has 8192 bytes and `size`"), "{findings}");
+
+    // The namespace is removed by a change that no file has.
+    let change = r#"{"form": 1, "kept": [{"at_unix_s": 1, "uid": null, "change": {"change":
+        "remove_namespace", "subsystem": "nqn.2026-11.io.nvmfd:d", "nsid": 1}, "base": "",
+        "after": "", "replaced": []}], "set_aside": []}"#;
+    let changes = directory.path().join("changes.json");
+    fs::write(&changes, change).unwrap();
+    let findings = String::from_utf8(doctor(&config, &["--json"]).stdout).unwrap();
+    assert!(!findings.contains("disk.img") && !findings.contains("\"changes\""), "{findings}");
+    fs::write(&changes, "damaged").unwrap();
+    let damaged = doctor(&config, &[]);
+    assert_eq!(damaged.status.code(), Some(1));
+    let sentences = String::from_utf8(damaged.stdout).unwrap();
+    assert!(sentences.contains("changes.json"), "{sentences}");
 }
 
 #[test]

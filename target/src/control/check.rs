@@ -28,17 +28,29 @@ use tracing::{error, warn};
 
 use crate::state::lock::StateDirLock;
 
+/// The remedy of denied access.
+const AS_ROOT: &str = "check as root, or as the user who runs the daemon";
+
 /// Checks a configuration. Prints it to stdout when it is valid, and logs warnings and errors.
 /// Returns whether the daemon could serve it.
 #[must_use]
 pub fn check(file: &Path) -> bool {
-    let (declared, mut good) = match declared(file) {
+    let (declared, unread) = match declared(file) {
         Ok(found) => found,
         Err(errors) => {
             super::log_mistakes(&errors);
             return false;
         }
     };
+    let mut good = true;
+    match unread {
+        Some(UnreadChanges { errors, is_denied: true }) => warn!("{errors}: {AS_ROOT}"),
+        Some(UnreadChanges { errors, is_denied: false }) => {
+            super::log_mistakes(&errors);
+            good = false;
+        }
+        None => {}
+    }
     let config = declared.config();
     super::change::log_unsaved(declared.changes());
     for warning in declared.warnings() {
@@ -218,7 +230,7 @@ fn keyed(config: &Config, directory: &Path) -> bool {
     let known = match revoked_hosts::read(directory) {
         Ok(known) => known,
         Err(sentence) if revoked_hosts::is_denied(directory) => {
-            warn!("{sentence}: check as root, or as the user who runs the daemon");
+            warn!("{sentence}: {AS_ROOT}");
             return true;
         }
         Err(sentence) => {
@@ -237,22 +249,29 @@ fn keyed(config: &Config, directory: &Path) -> bool {
     true
 }
 
-/// Loads the configuration of a start: the files, and the unsaved changes. Returns whether all of
-/// it was readable.
-fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
+/// Why the unsaved changes of a configuration are left out.
+#[derive(Debug)]
+pub struct UnreadChanges {
+    /// The errors.
+    pub errors: ConfigErrors,
+    /// Another user may read them.
+    pub is_denied: bool,
+}
+
+/// Loads the configuration of a start: the files, and the unsaved changes if they can be read.
+///
+/// # Errors
+/// Every error of the files.
+pub fn declared(file: &Path) -> Result<(EffectiveConfig, Option<UnreadChanges>), ConfigErrors> {
     let given = given_state_directory(file);
     let alone = EffectiveConfig::without_changes(file, given.clone())?;
-    match EffectiveConfig::load_with(file, given) {
-        Ok(declared) => Ok((declared, true)),
-        Err(errors) if alone.are_changes_denied() => {
-            warn!("{errors}: check as root, or as the user who runs the daemon");
-            Ok((alone, true))
-        }
+    Ok(match EffectiveConfig::load_with(file, given) {
+        Ok(declared) => (declared, None),
         Err(errors) => {
-            super::log_mistakes(&errors);
-            Ok((alone, false))
+            let is_denied = alone.are_changes_denied();
+            (alone, Some(UnreadChanges { errors, is_denied }))
         }
-    }
+    })
 }
 
 /// Result of the probe of a namespace.
@@ -429,7 +448,7 @@ fn claimed(path: &Path, device: &File, namespace: &NamespaceConfig) -> Option<St
 fn sentence_of(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => {
-            format!("{error}: check as root, or as the user who runs the daemon")
+            format!("{error}: {AS_ROOT}")
         }
         _ => error.to_string(),
     }

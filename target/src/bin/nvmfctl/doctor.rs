@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use nvmfd::config::Config;
+use nvmfd::control::check::{UnreadChanges, declared};
 use nvmfd::count as count_of;
 use nvmfd::doctor::{Finding, Level, examine};
 
@@ -25,10 +25,12 @@ pub(crate) struct Command {
 pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
     let default = || Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists());
     let config = command.config.or_else(default);
-    let config = config.as_deref().map(Config::load).transpose().map_err(|errors| {
+    let declared = config.as_deref().map(declared).transpose().map_err(|errors| {
         Failure::new(format!("{errors}; `nvmfd check` shows what is wrong with it"))
     })?;
-    let findings = examine(config.as_ref());
+    let config = declared.as_ref().map(|(declared, _)| declared.config());
+    let mut findings = examine(config);
+    findings.extend(declared.as_ref().and_then(|(_, unread)| unread.as_ref()).map(unread_changes));
     match output.json {
         true => output.print(&serde_json::to_string_pretty(&findings).unwrap_or_default()),
         false => output.print(&(text(&findings) + if config.is_none() { NO_CONFIG } else { "" })),
@@ -42,6 +44,15 @@ pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
             Err(Failure::of_check(format!("{problems} and {warnings}")))
         }
     }
+}
+
+/// Changes that were made at run time are part of the configuration of a start.
+fn unread_changes(UnreadChanges { errors, is_denied }: &UnreadChanges) -> Finding {
+    let (level, remedy) = match is_denied {
+        true => (Level::Warning, "run this as root, or as the user who runs the daemon"),
+        false => (Level::Problem, "`nvmfd check` shows what is wrong; the daemon does not start"),
+    };
+    Finding { check: "changes", level, sentence: errors.to_string(), remedy: remedy.to_owned() }
 }
 
 fn text(findings: &[Finding]) -> String {
