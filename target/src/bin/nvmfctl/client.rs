@@ -129,7 +129,7 @@ impl Client {
         body: Option<Vec<u8>>,
         if_match: Option<&HeaderValue>,
     ) -> Result<(StatusCode, Option<HeaderValue>, Bytes), Failure> {
-        let late = |_| Failure::new("the daemon does not answer: see its log");
+        let failure = late(&method);
         let answer = async {
             let response = self.request(method, path, body, if_match).await?;
             let (status, tag) = (response.status(), response.headers().get(ETAG).cloned());
@@ -137,7 +137,7 @@ impl Client {
             let body = body.map_err(|error| self.broken(&error))?.to_bytes();
             Ok((status, tag, body))
         };
-        timeout(PATIENCE, answer).await.map_err(late)?
+        timeout(PATIENCE, answer).await.map_err(|_| failure)?
     }
 
     async fn request(
@@ -186,6 +186,18 @@ impl Client {
     }
 }
 
+/// The failure of a request without a response in time.
+fn late(method: &Method) -> Failure {
+    let seconds = PATIENCE.as_secs();
+    Failure::new(match *method {
+        Method::GET => format!("the daemon has not answered within {seconds} s: see its log"),
+        _ => format!(
+            "the daemon has not answered within {seconds} s, and may still carry this out: see \
+             `nvmfctl inflight` for a device that hangs, and its log"
+        ),
+    })
+}
+
 /// Escapes a part of a path.
 pub(crate) fn escaped(part: &str) -> PercentEncode<'_> {
     utf8_percent_encode(part, NON_ALPHANUMERIC)
@@ -215,6 +227,13 @@ fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Valu
 #[cfg(test)]
 mod tests {
     use crate::client::*;
+
+    /// A device that hangs delays a change; the daemon does not forget it.
+    #[test]
+    fn a_change_without_a_response_in_time_may_still_take_effect() {
+        assert!(late(&Method::POST).sentence().contains("may still carry this out"));
+        assert!(!late(&Method::GET).sentence().contains("carry"));
+    }
 
     #[test]
     fn daemon_errors_are_reported_with_detail_and_remedy() {
