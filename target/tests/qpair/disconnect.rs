@@ -1,11 +1,15 @@
-//! Deletion of an I/O queue by Disconnect, and retry delays for hosts.
+//! Deletion of an I/O queue by Disconnect, retry delays for hosts, and lines of the log.
 
-use nvme::fabrics::Disconnect;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, Disconnect};
 use nvme::feature::HostBehavior;
-use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
+use nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
 use crate::sgl::scattered;
-use crate::support::{World, admin, end_both, io_queue, keyed};
+use crate::support::{World, admin, connect_data, end_both, io_queue, keyed, subsystem};
 
 const LEAVE: u16 = 0x70;
 
@@ -123,4 +127,35 @@ fn disconnect_waits_for_a_read_with_a_scattered_sgl() {
     assert!(gathered == world.disk.blocks[5 * 4096..][..6144]);
     assert!(world.memory[20_000..22_048] == world.disk.blocks[5 * 4096 + 6144..7 * 4096]);
     end_both(world, queue, admin, posted);
+}
+
+/// Lines of the log with level INFO.
+#[derive(Clone, Default)]
+struct InfoLines(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for InfoLines {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let is_info = *event.metadata().level() == tracing::Level::INFO;
+        self.0.fetch_add(is_info.into(), Ordering::Relaxed);
+    }
+}
+
+/// Any peer can connect to the discovery service, as often as it likes.
+#[test]
+fn discovery_connections_write_no_line_of_the_log() {
+    for (nqn, expected) in [(subsystem().nqn, 3), (Nqn::DISCOVERY, 0)] {
+        let lines = InfoLines::default();
+        let registry = tracing_subscriber::registry().with(lines.clone());
+        tracing::subscriber::with_default(registry, || {
+            let mut world = World::new();
+            let mut queue = world.open_qid(0);
+            let data = ConnectData { subnqn_field: (&nqn).into(), ..connect_data(CNTLID_DYNAMIC) };
+            world.memory[..1024].copy_from_slice(&data.emit());
+            let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
+            let cqe = world.ask(&mut queue, &connect.emit(keyed(0, 1024)), &[]);
+            assert!(cqe.status.is_success(), "{}", cqe.status);
+            world.end(queue);
+        });
+        assert_eq!(lines.0.load(Ordering::Relaxed), expected, "{nqn}");
+    }
 }

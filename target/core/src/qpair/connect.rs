@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nvme::fabrics::{Connect, ConnectData};
 use nvme::{Nqn, Status, cm};
 use rdma::Pool;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::Io;
 use super::auth::Authentication;
@@ -153,14 +153,19 @@ fn begin_controller(
     io: &mut Io<'_>,
 ) -> Arc<Association> {
     let association = admission.association;
-    info!(
-        remote = %conn.remote, host = %association.host, subsystem = %association.subsystem,
-        cntlid = association.cntlid, kato_ms = connect.kato_ms, "host connected"
-    );
+    let (remote, host, cntlid) = (conn.remote, &association.host, association.cntlid);
     let kind = match admission.subsystem {
-        Some(subsystem) => ControllerKind::Nvm(subsystem),
+        Some(subsystem) => {
+            info!(
+                %remote, %host, subsystem = %association.subsystem, cntlid,
+                kato_ms = connect.kato_ms, "host connected"
+            );
+            ControllerKind::Nvm(subsystem)
+        }
         None => {
-            let (_, records) = io.shared.registry.discovery(&association.host, conn.local);
+            // Any peer can connect there, as often as it likes.
+            debug!(%remote, %host, cntlid, "host connected for discovery");
+            let (_, records) = io.shared.registry.discovery(host, conn.local);
             let service = DiscoveryLog::new(io.shared.registry.discovery_nqn(), &records);
             ControllerKind::Discovery(Box::new(service))
         }

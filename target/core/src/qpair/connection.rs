@@ -178,12 +178,14 @@ impl Connection {
         io: &mut Io<'_>,
     ) {
         let (remote, qid) = (self.remote, self.qid);
-        // Any peer can make any number of connections without a host name, and a host has one admin
-        // queue and many others.
-        match (self.is_connected(), qid) {
-            (true, 0) => info!(%remote, qid, ?reason, "queue closed"),
-            (true, _) => debug!(%remote, qid, ?reason, "queue closed"),
-            (false, _) => debug!(%remote, ?reason, "queue closed before its Connect"),
+        // Any peer can make any number of connections without a host name or for discovery, and a host
+        // has one admin queue and many others.
+        match &self.role {
+            QueueRole::Admin(controller) if !controller.is_discovery() => {
+                info!(%remote, qid, ?reason, "queue closed");
+            }
+            _ if self.is_connected() => debug!(%remote, qid, ?reason, "queue closed"),
+            _ => debug!(%remote, ?reason, "queue closed before its Connect"),
         }
         let cause = match reason {
             Reason::Device => Some(Cause::DeviceGone),

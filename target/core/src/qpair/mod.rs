@@ -638,8 +638,13 @@ impl QueuePair {
         if let QueueRole::Admin(controller) = &mut self.conn.role {
             controller.fail();
             let association = Arc::clone(&controller.association);
-            info!(host = %association.host, subsystem = %association.subsystem,
-                  cntlid = association.cntlid, "host disconnected");
+            let (host, cntlid) = (&association.host, association.cntlid);
+            match controller.is_discovery() {
+                true => debug!(%host, cntlid, "host disconnected from discovery"),
+                false => {
+                    info!(%host, subsystem = %association.subsystem, cntlid, "host disconnected");
+                }
+            }
             io.shared.registry.admin_closed(&association);
         }
     }
