@@ -46,23 +46,23 @@ use super::responder::packets_of;
 use super::{Io, Settings};
 use crate::soft::clock::{Time, ns_of};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
-use crate::soft::wire::header::{Bth, Reth, SingleExt};
-use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
-use crate::soft::wire::tx_packet::{Payload, TxPacket};
-use crate::{Buf, Fault, Tag, Work};
+use crate::soft::wire::tx_packet::TxPacket;
+use crate::{Buf, Fault, Work};
 
 use congestion_window::CongestionWindow;
 use credits::CreditLimit;
 use rtt::RttEstimator;
 use scoreboard::Scoreboard;
 
+pub(super) use wqe::Wqe;
+
 mod ack;
 mod congestion_window;
 mod credits;
-mod immediate;
 mod rtt;
 mod scoreboard;
+mod wqe;
 
 /// Maximum of packets without an acknowledgement request.
 const ACK_INTERVAL: u64 = 32;
@@ -77,102 +77,6 @@ const ENDLESS: u8 = 7;
 const PAIR: u64 = 2;
 /// Maximum of unacknowledged packets.
 const MOST_WINDOW: u32 = 4096;
-
-/// One posted work request (work queue element).
-#[derive(Debug)]
-pub(super) struct Wqe {
-    tag: Tag,
-    work: Work,
-    /// Its first packet; far away until that is sent.
-    first: u64,
-    packets: u32,
-    /// Packets of one read request.
-    piece: u32,
-}
-
-impl Wqe {
-    #[inline]
-    pub(super) fn new(tag: Tag, work: Work) -> Wqe {
-        Wqe { tag, work, first: u64::MAX, packets: 0, piece: 1 }
-    }
-
-    fn end(&self) -> u64 {
-        self.first.saturating_add(u64::from(self.packets))
-    }
-
-    fn is_read(&self) -> bool {
-        matches!(self.work, Work::Read { .. })
-    }
-
-    /// Whether it completes a receive of the peer.
-    fn takes_receive(&self) -> bool {
-        !matches!(self.work, Work::Read { .. } | Work::Write { .. })
-    }
-
-    /// Offset and length of packet `at` in the buffer.
-    fn segment(&self, at: u64, mtu: u32) -> (u32, u32) {
-        self.segments(at, 1, mtu)
-    }
-
-    /// Offset and length of some packets from `at` on.
-    #[inline(always)] // for each packet
-    fn segments(&self, at: u64, packets: u64, mtu: u32) -> (u32, u32) {
-        let offset = (at - self.first) * u64::from(mtu);
-        let left = u64::from(self.work.buf().len()).saturating_sub(offset);
-        (offset as u32, left.min(packets * u64::from(mtu)) as u32)
-    }
-
-    /// The datagram of some packets from `at` on: one packet, or as many as a read request asks for.
-    /// `work` is the number of this one.
-    fn datagram(&self, work: u64, (at, packets): (u64, u64), mtu: u32, to: (Qpn, Psn)) -> TxPacket {
-        let ends = (at == self.first, at + 1 == self.end());
-        self.emit(work, self.segments(at, packets, mtu), ends, to)
-    }
-
-    /// The datagram of work that is one packet.
-    #[inline(always)] // for each packet
-    fn whole(&self, work: u64, to: (Qpn, Psn)) -> TxPacket {
-        self.emit(work, (0, self.work.buf().len()), (true, true), to)
-    }
-
-    /// The datagram of this offset and length, for a queue pair and with this number; `first` and
-    /// `last`: of the packets of the work.
-    #[inline(always)] // for each packet
-    fn emit(
-        &self,
-        work: u64,
-        (offset, len): (u32, u32),
-        (first, last): (bool, bool),
-        (peer, psn): (Qpn, Psn),
-    ) -> TxPacket {
-        let (opcode, ext, payload_bytes) = match &self.work {
-            Work::Read { from, .. } => {
-                (Opcode::ReadRequest, memory_of(from.addr, from.key, offset, len), 0)
-            }
-            Work::Write { to, .. } => {
-                (Opcode::WriteOnly, memory_of(to.addr, to.key, offset, len), len)
-            }
-            Work::Send { invalidate, .. } => {
-                let ext = invalidate.map_or(SingleExt::None, SingleExt::Invalidate);
-                (send_opcode(first, last, invalidate.is_some()), ext, len)
-            }
-            _ => return self.emit_with_immediate(work, (offset, len), (first, last), (peer, psn)),
-        };
-        let payload = match payload_bytes {
-            0 => Payload::None,
-            _ => Payload::Posted { work, at: offset },
-        };
-        TxPacket::single(Bth::new(opcode, peer, psn), ext, payload, payload_bytes)
-    }
-
-    /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
-    /// their length.
-    fn piece(&self, at: u64) -> (u64, u64) {
-        let piece = u64::from(self.piece);
-        let first = at - (at - self.first) % piece;
-        (first, self.end().min(first + piece))
-    }
-}
 
 /// Room for new packets: in the congestion window, and on the scoreboard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -666,7 +570,7 @@ impl Requester {
         !due && !lost()
     }
 
-    /// The buffer of posted work, by the number in [`Payload::Posted`].
+    /// The buffer of posted work, by the number in its packets.
     #[inline(always)] // for each packet
     pub(crate) fn buf(&self, work: u64) -> Option<&Buf> {
         let index = usize::try_from(work.checked_sub(self.done)?).ok()?;
@@ -684,21 +588,5 @@ impl Requester {
         self.reads.clear();
         (self.cursor, self.into, self.recent, self.unsettled) = (0, 0, 0, false);
         (self.timer_start, self.pause, self.overdue) = (Time::NEVER, Time::NEVER, None);
-    }
-}
-
-fn memory_of(base: u64, key: u32, offset: u32, length: u32) -> SingleExt {
-    let address = base.wrapping_add(u64::from(offset));
-    SingleExt::Memory(Reth { address, key, length })
-}
-
-fn send_opcode(first: bool, last: bool, invalidate: bool) -> Opcode {
-    match (first, last, invalidate) {
-        (true, true, false) => Opcode::SendOnly,
-        (true, true, true) => Opcode::SendOnlyInvalidate,
-        (true, false, _) => Opcode::SendFirst,
-        (false, false, _) => Opcode::SendMiddle,
-        (false, true, false) => Opcode::SendLast,
-        (false, true, true) => Opcode::SendLastInvalidate,
     }
 }
