@@ -67,8 +67,8 @@ pub struct Association {
     traffic: AtomicBool,
     /// The host has authenticated on a queue since the last check.
     proof: AtomicBool,
-    /// Set by its admin queue.
-    silence: Mutex<Option<Silence>>,
+    /// Started by its admin queue.
+    keep_alive: Mutex<Option<KeepAliveTimer>>,
     errors: Mutex<ErrorLog>,
     /// Counters of its subsystem.
     pub subsystem_usage: Arc<Usage>,
@@ -112,7 +112,7 @@ impl Association {
             retry_delays: AtomicBool::new(false),
             traffic: AtomicBool::new(false),
             proof: AtomicBool::new(false),
-            silence: Mutex::default(),
+            keep_alive: Mutex::default(),
             errors: Mutex::default(),
             subsystem_usage: Arc::default(),
             reservations,
@@ -274,29 +274,29 @@ impl Association {
         self.proof.store(true, Ordering::Relaxed);
     }
 
-    /// Sets how long the host may be silent, from now on.
-    pub(crate) fn allow_silence(&self, most: Duration, now: Instant) {
-        let silence = Silence { until: now + most, most };
-        *self.silence.lock().unwrap_or_else(PoisonError::into_inner) = Some(silence);
+    /// Starts the keep alive timer with this timeout (NVMe base specification, 3.9).
+    pub(crate) fn start_keep_alive(&self, timeout: Duration, now: Instant) {
+        let timer = KeepAliveTimer { deadline: now + timeout, timeout };
+        *self.keep_alive.lock().unwrap_or_else(PoisonError::into_inner) = Some(timer);
     }
 
-    /// What has arrived since the last call came at this time.
-    pub(crate) fn hear(&self, heard: Instant) {
+    /// Restarts the timer if anything was received since the last call, as of this time.
+    pub(crate) fn restart_keep_alive(&self, received: Instant) {
         let traffic = self.traffic.swap(false, Ordering::Relaxed);
         let proof = self.proof.swap(false, Ordering::Relaxed);
-        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(silence) = &mut *silence {
-            silence.until = silence.after(heard, traffic, proof);
+        let mut timer = self.keep_alive.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(timer) = &mut *timer {
+            timer.deadline = timer.after(received, traffic, proof);
         }
     }
 
-    /// Whether the host has been silent for too long, if what has arrived since the last
-    /// [`Association::hear`] came at `heard`.
-    pub(crate) fn is_silent(&self, heard: Instant, now: Instant) -> bool {
+    /// Whether the timer has expired, if what has arrived since the last
+    /// [`Association::restart_keep_alive`] was received at `received`.
+    pub(crate) fn is_keep_alive_expired(&self, received: Instant, now: Instant) -> bool {
         let traffic = self.traffic.load(Ordering::Relaxed);
         let proof = self.proof.load(Ordering::Relaxed);
-        let silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
-        silence.is_some_and(|silence| now >= silence.after(heard, traffic, proof))
+        let timer = self.keep_alive.lock().unwrap_or_else(PoisonError::into_inner);
+        timer.is_some_and(|timer| now >= timer.after(received, traffic, proof))
     }
 
     /// Records a failed command. Locks: failures are not the hot path.
@@ -313,21 +313,22 @@ impl Association {
     }
 }
 
-/// How long the host may be silent, and until when.
+/// The keep alive timeout of the host, and when it expires.
 #[derive(Clone, Copy, Debug)]
-struct Silence {
-    until: Instant,
-    most: Duration,
+struct KeepAliveTimer {
+    deadline: Instant,
+    timeout: Duration,
 }
 
-impl Silence {
-    /// When it ends, if the host has sent a command at `heard`, or has authenticated on a queue.
-    fn after(self, heard: Instant, traffic: bool, proof: bool) -> Instant {
-        let of_traffic = traffic.then(|| heard + self.most);
+impl KeepAliveTimer {
+    /// When it expires, if the host has sent a command at `received`, or has authenticated on a
+    /// queue.
+    fn after(self, received: Instant, traffic: bool, proof: bool) -> Instant {
+        let of_traffic = traffic.then(|| received + self.timeout);
         // Its next queue may have to authenticate first, and commands on it do not count before
         // that.
-        let of_proof = proof.then(|| heard + self.most.max(exchange::DEADLINE));
-        [of_traffic, of_proof].into_iter().flatten().fold(self.until, Instant::max)
+        let of_proof = proof.then(|| received + self.timeout.max(exchange::DEADLINE));
+        [of_traffic, of_proof].into_iter().flatten().fold(self.deadline, Instant::max)
     }
 }
 

@@ -336,13 +336,13 @@ impl Controller {
         let asked = if kato_ms == 0 { 0 } else { kato_ms.max(self.association.keep_alive_min_ms) };
         let granted = asked.min(self.keep_alive_max_ms()).next_multiple_of(step);
         self.kato = Duration::from_millis(granted.into());
-        self.association.allow_silence(self.patience(), now);
+        self.association.start_keep_alive(self.keep_alive_timeout(), now);
     }
 
     /// Checks the keep alive timeout; returns true if the host has been silent for too long.
     pub fn expired(&mut self, now: Instant) -> bool {
-        self.association.hear(now);
-        self.association.is_silent(now, now)
+        self.association.restart_keep_alive(now);
+        self.association.is_keep_alive_expired(now, now)
     }
 
     /// Takes a new snapshot of the subsystem and raises the event for what differs.
@@ -412,7 +412,7 @@ impl Controller {
         }
     }
 
-    fn patience(&self) -> Duration {
+    fn keep_alive_timeout(&self) -> Duration {
         match (self.kato.is_zero(), self.is_discovery()) {
             (false, _) => self.kato + KEEP_ALIVE_MARGIN,
             (true, true) => DISCOVERY_IDLE,

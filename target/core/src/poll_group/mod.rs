@@ -168,7 +168,7 @@ impl PollGroup {
     #[inline(never)]
     fn handle_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
         if lent.now >= self.next_tick {
-            self.end_silent(lent);
+            self.end_expired(lent);
         }
         let mut events = events.drain(..);
         while let Some(event) = self.on_completions(&mut events, lent) {
@@ -288,7 +288,7 @@ impl PollGroup {
     #[inline(never)]
     fn tick_due(&mut self, lent: &mut Resources<'_>) -> bool {
         if lent.now >= self.next_tick {
-            self.end_silent(lent);
+            self.end_expired(lent);
         }
         let mut worked = self.serve_rate_limits(lent);
         if lent.now >= self.next_tick {
@@ -306,11 +306,11 @@ impl PollGroup {
     /// what their hosts had sent. They may have repeated that by another path, and have written the
     /// same blocks once more.
     #[cold]
-    fn end_silent(&mut self, lent: &mut Resources<'_>) {
+    fn end_expired(&mut self, lent: &mut Resources<'_>) {
         if lent.now >= self.next_tick + TICK {
             // The last iteration was before that.
-            let heard = std::mem::replace(&mut self.next_tick, lent.now);
-            self.each(lent, |queue, io| queue.end_silent(heard, io));
+            let received = std::mem::replace(&mut self.next_tick, lent.now);
+            self.each(lent, |queue, io| queue.end_expired(received, io));
             self.each(lent, QueuePair::tick);
         }
     }

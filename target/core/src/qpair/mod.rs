@@ -378,13 +378,14 @@ impl QueuePair {
         }
     }
 
-    /// Ends its association if the last command came at this time, and that is too long ago.
-    pub(crate) fn end_silent(&mut self, heard: Instant, io: &mut Io<'_>) {
+    /// Ends its association if its keep alive timeout has expired, where the last command was
+    /// received at this time.
+    pub(crate) fn end_expired(&mut self, received: Instant, io: &mut Io<'_>) {
         let Some(association) = self.association().filter(|_| self.is_admitted()) else { return };
         if !self.conn.role.is_io() {
-            association.hear(heard);
+            association.restart_keep_alive(received);
         }
-        if association.is_silent(heard, io.now) {
+        if association.is_keep_alive_expired(received, io.now) {
             association.end(Cause::KeepAlive);
         }
     }
