@@ -421,7 +421,8 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
     let mut open =
         open.map_err(|error| format!("{shown} cannot be opened: {}", sentence_of(&error)))?;
     let found = open.seek(SeekFrom::End(0)).map_err(|error| format!("{shown}: {error}"))?;
-    probes::file_size(path, found, *size, namespace.block_size_bytes)?;
+    probes::file_size(path, found, *size, namespace.block_size_bytes)
+        .map_err(|(why, remedy)| format!("{why}: {remedy}"))?;
     if let Some(size) = size.filter(|size| *size < found) {
         warn!("{shown} has {found} bytes, of which {size} would be exported");
     }

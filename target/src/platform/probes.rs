@@ -71,23 +71,22 @@ pub(crate) fn image(
 /// Checks the size of a file or device against that of its namespace.
 ///
 /// # Errors
-/// One sentence: it is no number of blocks, or shorter than the namespace.
+/// A sentence and its remedy: it is no number of blocks, or shorter than the namespace.
 pub(crate) fn file_size(
     path: &Path,
     found: u64,
     size: Option<u64>,
     block_bytes: u32,
-) -> Result<(), String> {
+) -> Result<(), (String, String)> {
     let (shown, block) = (path.display(), u64::from(block_bytes));
     match size {
-        None if found < block || !found.is_multiple_of(block) => Err(format!(
-            "{shown} has {found} bytes, which is not a number of whole blocks of {block}: give a \
-             `size`"
+        None if found < block || !found.is_multiple_of(block) => Err((
+            format!("{shown} has {found} bytes, which is not a number of whole blocks of {block}"),
+            "give a `size`".to_owned(),
         )),
-        Some(size) if size > found => Err(format!(
-            "{shown} has {found} bytes and `size` is {}: make it larger (truncate -s, lvextend), \
-             or write `size = {found}`",
-            Size(size)
+        Some(size) if size > found => Err((
+            format!("{shown} has {found} bytes and `size` is {}", Size(size)),
+            format!("make it larger (truncate -s, lvextend), or write `size = {found}`"),
         )),
         _ => Ok(()),
     }

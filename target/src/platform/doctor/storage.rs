@@ -88,8 +88,8 @@ fn try_direct(path: &Path, writes: bool) -> io::Result<()> {
 /// Finding about the size of an existing file or device with which it is not served.
 fn wrong_size(place: &str, path: &Path, size: Option<u64>, block_bytes: u32) -> Option<Finding> {
     let found = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).ok()?;
-    let why = probes::file_size(path, found, size, block_bytes).err()?;
-    Some(Finding::problem("storage", format!("{place}: {why}"), "see above"))
+    let (why, remedy) = probes::file_size(path, found, size, block_bytes).err()?;
+    Some(Finding::problem("storage", format!("{place}: {why}"), remedy))
 }
 
 fn try_writing(directory: &Path) -> io::Result<()> {
