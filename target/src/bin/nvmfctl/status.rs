@@ -30,18 +30,20 @@ pub(crate) async fn run(command: &Command, client: &Client, output: Output) -> R
         output.answer(&answer?, text);
         return Ok(());
     }
+    if output.json {
+        let answer = answer.map_err(|failure| failure.with_code(CRITICAL))?;
+        output.answer(&answer, text);
+        return exit_code(check(&answer.0).1);
+    }
     let (line, code) = match answer {
-        Ok(answer) if output.json => {
-            output.answer(&answer, text);
-            (String::new(), check(&answer.0).1)
-        }
-        Err(failure) if output.json => return Err(failure.with_code(CRITICAL)),
         Ok((status, _)) => check(&status),
         Err(failure) => (format!("CRITICAL - {}", failure.sentence()), CRITICAL),
     };
-    if !output.json {
-        output.print(&format!("NVMFD {line}"));
-    }
+    output.print(&format!("NVMFD {line}"));
+    exit_code(code)
+}
+
+fn exit_code(code: u8) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::code(code)) }
 }
 
