@@ -272,6 +272,24 @@ fn a_repeated_request_gets_the_same_reply_and_the_peers_tos() {
     assert_eq!(disconnect.unwrap().tos, 0x68);
 }
 
+/// A Linux host waits for the time that an MRA asks for before it repeats the request once more.
+#[test]
+fn a_repeated_request_gets_the_reply_of_another_endpoint() {
+    let mut net = plain(false);
+    net.add(address(false, 3), open_config(), plan()).unwrap();
+    connect(&mut net, &[]);
+    let asked = incoming(&mut net);
+    let request = ConnectRequest::of(&asked).unwrap().message;
+    let now = net.now();
+    let opened = net.node(2).endpoint.open(asked, LIMITS).unwrap();
+    inject(&mut net, CmMessage::Request(request));
+    assert!(matches!(message(&mut net, 1), Some(CmMessage::MessageReceipt(_))));
+    net.node(2).endpoint.accept(now, opened, b"yes");
+    let Some(CmMessage::Reply(lost)) = message(&mut net, 2) else { panic!("no reply") };
+    inject(&mut net, CmMessage::Request(request));
+    assert_eq!(message(&mut net, 1), Some(CmMessage::Reply(lost)));
+}
+
 /// A target without room keeps requests for longer than a host waits before it repeats them.
 #[test]
 fn a_request_held_by_the_user_is_delivered_once() {

@@ -4,9 +4,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::connection::ConnectRequest;
+use super::mad::MAD_BYTES;
 use super::request_key::RequestKey;
 use crate::Incoming;
 
@@ -69,6 +70,8 @@ pub(crate) struct Token(Arc<SharedState>);
 #[derive(Debug)]
 struct SharedState {
     stage: AtomicU8,
+    /// The REP, which is sent again where the request is repeated.
+    reply: OnceLock<[u8; MAD_BYTES]>,
     key: RequestKey,
     updates: RequestUpdates,
 }
@@ -78,6 +81,7 @@ impl Token {
     pub(crate) fn new(key: RequestKey, updates: RequestUpdates) -> Token {
         Token(Arc::new(SharedState {
             stage: AtomicU8::new(RequestState::Asked as u8),
+            reply: OnceLock::new(),
             key,
             updates,
         }))
@@ -98,6 +102,16 @@ impl Token {
         if !matches!(stage, RequestState::Asked | RequestState::Opened) {
             self.0.updates.send((self.0.key, unused));
         }
+    }
+
+    /// The request was accepted with this reply.
+    pub(crate) fn set_reply(&self, mad: [u8; MAD_BYTES]) {
+        // There is one.
+        let _ = self.0.reply.set(mad);
+    }
+
+    pub(crate) fn reply(&self) -> Option<&[u8; MAD_BYTES]> {
+        self.0.reply.get()
     }
 
     pub(crate) fn stage(&self) -> RequestState {

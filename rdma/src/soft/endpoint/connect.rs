@@ -11,7 +11,7 @@ use crate::soft::cm::connection::{
 };
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::cm::message::RejectReason;
-use crate::soft::cm::request_handle::{RequestHandle, RequestState};
+use crate::soft::cm::request_handle::{RequestHandle, RequestState, Token};
 use crate::soft::cm::request_key::RequestKey;
 use crate::soft::cm::retransmit::{Due, Retry};
 use crate::soft::config::{Path, ROCE_PORT};
@@ -93,13 +93,13 @@ impl Endpoint {
                 self.config.queue_pairs
             ))
         })?;
-        self.set_queue_pair(&request, comm);
+        self.set_queue_pair(&request, token, comm);
         Ok(Qp(number))
     }
 
     /// The half-open connection of a request has a queue pair now. If it was evicted meanwhile, or
     /// arrived at another endpoint, it is added here, which may evict another one.
-    fn set_queue_pair(&mut self, request: &ConnectRequest, comm: u32) {
+    fn set_queue_pair(&mut self, request: &ConnectRequest, token: Token, comm: u32) {
         let key = request.key();
         match self.manager.half_open.get_mut(&key) {
             Some(half) => {
@@ -108,7 +108,7 @@ impl Endpoint {
             }
             None => {
                 let new = HalfOpen::new(request, true, &self.manager.updates);
-                let half = HalfOpen { comm: Some(comm), ..new };
+                let half = HalfOpen { comm: Some(comm), token, ..new };
                 self.add_half_open(key, half, None);
             }
         }
@@ -129,6 +129,9 @@ impl Endpoint {
         let offer = self.offer(&settings);
         let Some(slot) = self.live(qp) else { return };
         let mad = slot.connection.reply(&offer, private_data);
+        if let Some(token) = &slot.token {
+            token.set_reply(mad);
+        }
         let (ends, comm, key) =
             (slot.connection.ends(), slot.connection.local_comm, slot.connection.key());
         let retry = Retry::new(mad, ends, Some(qp.0), now);

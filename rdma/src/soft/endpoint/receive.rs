@@ -330,9 +330,8 @@ impl Endpoint {
         }
         if let Some(half) = self.manager.half_open.get_mut(&key) {
             half.credit = half.credit.saturating_add(1);
-            let reply = half.comm.and_then(|comm| self.manager.retries.get(comm));
-            let mad = match reply {
-                Some(reply) => reply.mad,
+            let mad = match half.token.reply() {
+                Some(reply) => *reply,
                 None => request.wait(self.config.patience),
             };
             self.answer(&key, ends, mad);
