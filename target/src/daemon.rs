@@ -14,7 +14,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
 use rdma::{Pool, SpinBudget};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::blockdev::Torn;
 use crate::blockdev::blocking::BlockingPool;
@@ -170,7 +170,7 @@ impl RunningTarget {
     /// # Errors
     /// One sentence about the obstacle. Nothing is left running.
     pub fn start(config: Config) -> Result<RunningTarget, Fatal> {
-        let mut keyring = config.authentication.keyring().map_err(unusable)?;
+        let mut keyring = first_keyring(&config)?;
         let directory = checked(config.state_directory.as_deref())?;
         if let Some(directory) = &directory {
             keyring.revoke(revoked_hosts::read(directory).map_err(Fatal)?);
@@ -648,6 +648,19 @@ fn ns_admin_worker(
     Ok((thread, sender))
 }
 
+/// The keys of a start. Hosts whose keys cannot be used are refused, and keep no others from being
+/// served, as missing devices do.
+fn first_keyring(config: &Config) -> Result<Keyring, Fatal> {
+    let (keyring, mistakes) = config.authentication.usable_keyring();
+    if config.missing == Missing::Fail && !mistakes.is_empty() {
+        return Err(unusable(mistakes));
+    }
+    for mistake in mistakes {
+        error!("{mistake}; the host is refused until a reload can read it");
+    }
+    Ok(keyring)
+}
+
 /// Formats the errors of key files as one sentence.
 fn unusable(mistakes: Vec<String>) -> Fatal {
     Fatal(mistakes.join("; "))
@@ -844,6 +857,43 @@ mod tests {
         target.apply(ana).unwrap();
         assert_eq!(size(&target), 2 * blocks, "and sizes");
         target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    /// They would keep all others from being served, from the next restart on.
+    #[test]
+    fn a_start_refuses_only_the_hosts_whose_keys_cannot_be_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let write_key = |name: &str| {
+            let key = directory.path().join(name);
+            std::fs::write(&key, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:")
+                .unwrap();
+            std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+        };
+        write_key("a");
+        let [a, b] =
+            ["a", "b"].map(|name| format!("nqn.2026-11.host:{name}").parse::<Nqn>().unwrap());
+        let mut config = config(directory.path());
+        let host = |(nqn, name)| HostConfig {
+            nqn,
+            key_file: directory.path().join(name),
+            controller_key_file: None,
+            hashes: None,
+            groups: None,
+        };
+        config.authentication.hosts = [(a, "a"), (b, "b")].map(host).into();
+        let mut target = RunningTarget::start(config.clone()).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        assert!(target.registry.has_key(&a) && !target.registry.has_key(&b));
+        assert!(target.registry.keyed_hosts().contains(&b), "it is refused");
+        assert!(target.apply(config.clone()).is_err(), "a reload needs all of them");
+        write_key("b");
+        target.apply(config.clone()).unwrap();
+        assert!(target.registry.has_key(&b));
+        target.stop(Instant::now() + Duration::from_secs(60));
+        std::fs::remove_file(directory.path().join("b")).unwrap();
+        config.missing = Missing::Fail;
+        let refused = RunningTarget::start(config).err().unwrap();
+        assert!(refused.0.contains("b cannot be read"), "{refused}");
     }
 
     /// Otherwise a restart would admit whoever uses the name once the key is removed.

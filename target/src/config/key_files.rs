@@ -26,24 +26,35 @@ impl AuthenticationConfig {
     /// # Errors
     /// One sentence for each file that cannot be used. None contains a part of a secret.
     pub fn keyring(&self) -> Result<Keyring, Vec<String>> {
-        let (mut hosts, mut mistakes) = (HashMap::new(), Vec::new());
+        match self.usable_keyring() {
+            (keyring, mistakes) if mistakes.is_empty() => Ok(keyring),
+            (_, mistakes) => Err(mistakes),
+        }
+    }
+
+    /// Reads every key file. Hosts with one that cannot be used must authenticate, and cannot: they
+    /// are refused. Returns one sentence for each such file, as [`AuthenticationConfig::keyring`].
+    pub(crate) fn usable_keyring(&self) -> (Keyring, Vec<String>) {
+        let (mut hosts, mut refused, mut mistakes) = (HashMap::new(), Vec::new(), Vec::new());
         for host in &self.hosts {
             let mut read = |path| read_secret(path).map_err(|what| mistakes.push(what)).ok();
             let secret = read(&host.key_file);
-            let controller = host.controller_key_file.as_deref().and_then(&mut read);
-            if let Some(secret) = secret {
-                hosts.insert(host.nqn, Keys { host: secret, controller });
+            match (secret, host.controller_key_file.as_deref().map(&mut read)) {
+                (Some(host_secret), controller @ (None | Some(Some(_)))) => {
+                    let keys = Keys { host: host_secret, controller: controller.flatten() };
+                    hosts.insert(host.nqn, keys);
+                }
+                _ => refused.push(host.nqn),
             }
-        }
-        if !mistakes.is_empty() {
-            return Err(mistakes);
         }
         let own = self.hosts.iter().filter(|host| host.has_own_policy());
         let policies = own.map(|host| (host.nqn, Arc::new(host.policy(&self.policy)))).collect();
         let (required, discovery) = (self.required, self.discovery);
         let exempt = self.exempt.iter().copied().collect();
         let rules = Rules { required, discovery, exempt, policies };
-        Ok(Keyring::new(hosts, self.policy.clone()).with_rules(rules))
+        let mut keyring = Keyring::new(hosts, self.policy.clone()).with_rules(rules);
+        keyring.revoke(refused);
+        (keyring, mistakes)
     }
 
     /// Returns the errors of the key files, one sentence each, and warnings about access by the
@@ -291,6 +302,9 @@ mod tests {
         };
         let mistakes = config.keyring().unwrap_err();
         assert_eq!(mistakes.len(), 2);
+        let (keyring, _) = config.usable_keyring();
+        let disk = "nqn.2026-11.io.nvmfd:disk".parse().unwrap();
+        assert_eq!(keyring.demand(&config.hosts[0].nqn, &disk), Requirement::Impossible);
         assert!(mistakes[0].contains("/nonexistent/a") && mistakes[1].contains("/nonexistent/b"));
     }
 }

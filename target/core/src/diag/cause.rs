@@ -162,8 +162,8 @@ causes! {
         "add its NQN to the subsystem's `hosts` and reload, or configure a listed NQN on the host \
          (nvme connect -q)";
     NoKey, "no-key", Connect,
-        "the host must authenticate, and no key is configured for it",
-        "add a [[host]] with a dhchap_key_file for its NQN and reload; to exempt a host that had a \
+        "the host must authenticate, and has no key here, or one that could not be read",
+        "add a [[host]] with a dhchap_key_file for its NQN, or correct that file, and reload; to exempt a host that had a \
          key: nvmfctl host unkey; to exempt all hosts: authentication.required = false";
     TooManyControllers, "too-many-controllers", Connect,
         "all controllers of the target are in use",

@@ -231,6 +231,12 @@ impl Registry {
         Ok(())
     }
 
+    /// Whether a host has a key that it can prove.
+    #[must_use]
+    pub fn has_key(&self, host: &Nqn) -> bool {
+        self.lock().keyring.keys(host).is_some()
+    }
+
     /// The number of this key among those that the host had during its association, as counted by
     /// [`Association::key_changes`]; none for an earlier one.
     pub(crate) fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {

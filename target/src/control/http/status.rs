@@ -109,6 +109,16 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
     if managed.view().registry.is_leaving() {
         sentences.push("the daemon is stopping: all its paths are inaccessible".to_owned());
     }
+    for host in &managed.running().config.authentication.hosts {
+        if !managed.view().registry.has_key(&host.nqn) {
+            sentences.push(format!(
+                "host {} is refused: its key could not be read at the start: correct {} (`nvmfd \
+                 check` says what is wrong) and reload",
+                host.nqn,
+                host.key_file.display()
+            ));
+        }
+    }
     for subsystem in managed.view().registry.subsystems() {
         let absent = subsystem.management.iter().flat_map(|management| &management.absent);
         for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_pending) {
