@@ -1,12 +1,12 @@
 //! Sockets and connections of the management interface.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::DefaultBodyLimit;
@@ -19,8 +19,7 @@ use listenfd::ListenFd;
 use nix::unistd::{Group, chown};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -112,17 +111,31 @@ impl Drop for Server {
     }
 }
 
+/// The connections of a socket.
+#[derive(Default)]
+struct Connections(VecDeque<JoinHandle<()>>);
+
+impl Connections {
+    /// Serves one more. Beyond the maximum the oldest is closed: clients that stand still, and any
+    /// user at the loopback address, would keep all others out. Requests that it has made continue.
+    fn add(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.0.retain(|task| !task.is_finished());
+        if self.0.len() == MOST_CONNECTIONS
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        self.0.push_back(tokio::spawn(connection));
+    }
+}
+
 async fn accept_unix(listener: UnixListener, router: Router) {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+    let mut connections = Connections::default();
+    loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let caller = Caller(stream.peer_cred().ok().map(|peer| peer.uid()));
-                let router = router.clone().layer(Extension(caller));
-                tokio::spawn(async move {
-                    serve(stream, router).await;
-                    drop(permit);
-                });
+                connections.add(serve(stream, router.clone().layer(Extension(caller))));
             }
             Err(error) => not_accepted(&error).await,
         }
@@ -130,14 +143,13 @@ async fn accept_unix(listener: UnixListener, router: Router) {
 }
 
 async fn accept_loopback(listener: TcpListener, router: Router) {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+    let mut connections = Connections::default();
+    loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let router = router.clone();
-                tokio::spawn(async move {
-                    let _ = timeout(LOOPBACK_TIME, serve(stream, router)).await;
-                    drop(permit);
+                let served = timeout(LOOPBACK_TIME, serve(stream, router.clone()));
+                connections.add(async move {
+                    let _ = served.await;
                 });
             }
             Err(error) => not_accepted(&error).await,

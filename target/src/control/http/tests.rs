@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::stat::makedev;
 use serde_json::{Value, json};
@@ -540,12 +540,25 @@ fn the_socket_is_restricted_if_its_group_cannot_be_set() {
     drop(server);
 }
 
+/// A client that is stopped, or reads no response, keeps nobody out.
 #[test]
-fn excess_connections_wait_for_a_free_slot() {
+fn the_oldest_connection_makes_room_for_a_new_one() {
     stage("").visit(|socket| {
-        let idle: Vec<_> = (0..40).map(|_| UnixStream::connect(socket).unwrap()).collect();
-        drop(idle);
-        assert_eq!(get(socket, "/v1/status").0, 200);
+        const REQUEST: &str = "GET /console/sections.js HTTP/1.1\r\nHost: x\r\n\r\n";
+        let standing = |_| {
+            let mut stream = UnixStream::connect(socket).unwrap();
+            // The responses are longer than what a socket holds.
+            stream.write_all(REQUEST.repeat(200).as_bytes()).unwrap();
+            stream
+        };
+        let mut standing: Vec<_> = (0..40).map(standing).collect();
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(ask(stream, "GET /v1/status HTTP/1.1\r\nHost: x").0, 200);
+        let mut response = Vec::new();
+        let _ = standing[0].read_to_end(&mut response);
+        let responses = String::from_utf8_lossy(&response).matches("HTTP/1.1 200").count();
+        assert!(responses < 200, "it was closed");
     });
 }
 
