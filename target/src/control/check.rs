@@ -19,7 +19,6 @@ use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::probes::{self, Probed, probe_all};
 use crate::provision::devices::DeviceTable;
-use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
 use nix::unistd::Group;
@@ -179,13 +178,14 @@ fn management(config: &Config) -> bool {
     if let Some(at) = http
         && let Err(error) = TcpListener::bind(at)
     {
-        let (is_in_use, directory) =
-            (error.kind() == ErrorKind::AddrInUse, config.state_directory.as_deref());
-        match is_in_use && directory.is_none_or(|directory| StateDir(directory).is_denied("lock")) {
-            true => warn!("management.http {at} is in use, by this daemon or another program"),
-            false if is_in_use && is_served(config) => {}
-            false => {
-                mistakes.push(format!("management.http {at} cannot be had: {error}: name another"));
+        match error.kind() {
+            ErrorKind::AddrInUse if is_served(config) => {}
+            ErrorKind::AddrInUse => warn!(
+                "management.http {at} is in use, by this daemon or another program: it is served \
+                 when it is free"
+            ),
+            _ => {
+                mistakes.push(format!("management.http {at} cannot be had: {error}: name another"))
             }
         }
     }
@@ -608,11 +608,7 @@ mod tests {
         let socket = |path: &Path| config(format!("[management]\nsocket = {path:?}"));
         let packets = |path: &Path| config(format!("[capture]\npath = {path:?}"));
         let at = held.local_addr().unwrap();
-        assert!(!management(&http(at)), "another program has it");
-        {
-            let _daemon = StateDirLock::take(directory.path()).unwrap();
-            assert!(management(&http(at)), "the daemon itself");
-        }
+        assert!(management(&http(at)), "a start serves all else");
         drop(held);
         assert!(management(&http(at)));
         assert!(!management(&socket(&file)), "no socket");

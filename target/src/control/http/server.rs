@@ -38,6 +38,9 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 /// Time limit of a connection to the loopback address, which is open to any user.
 const LOOPBACK_TIME: Duration = Duration::from_secs(300);
 
+/// Interval between attempts to listen at an address that is in use.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// Bytes that a connection may buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -87,10 +90,9 @@ impl Server {
         }
         if let Some(at) = config.http {
             let listener = bind_loopback(at)?;
-            info!("read-only management interface at http://{at}");
             let router = router(managed.clone(), Access::Reading, config.console);
             let router = router.layer(from_fn(only_by_address));
-            server.accept(move || accept_loopback(listener, router));
+            server.accept(move || accept_loopback(at, listener, router));
         }
         Ok(server)
     }
@@ -142,7 +144,12 @@ async fn accept_unix(listener: UnixListener, router: Router) {
     }
 }
 
-async fn accept_loopback(listener: TcpListener, router: Router) {
+async fn accept_loopback(at: SocketAddr, listener: Option<TcpListener>, router: Router) {
+    let listener = match listener {
+        Some(listener) => listener,
+        None => once_free(at).await,
+    };
+    info!("read-only management interface at http://{at}");
     let mut connections = Connections::default();
     loop {
         match listener.accept().await {
@@ -189,11 +196,30 @@ fn given() -> Result<Option<UnixListener>, String> {
     UnixListener::from_std(listener).map(Some).map_err(refuse)
 }
 
-fn bind_loopback(at: SocketAddr) -> Result<TcpListener, String> {
+/// `None` while the address is in use: any user of this machine may take it, which must keep nobody
+/// from being served.
+fn bind_loopback(at: SocketAddr) -> Result<Option<TcpListener>, String> {
     let refuse = |error| format!("management.http {at} cannot be had: {error}");
-    let listener = std::net::TcpListener::bind(at).map_err(refuse)?;
+    let listener = match std::net::TcpListener::bind(at) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => return Ok(None),
+        bound => bound.map_err(refuse)?,
+    };
     listener.set_nonblocking(true).map_err(refuse)?;
-    TcpListener::from_std(listener).map_err(refuse)
+    TcpListener::from_std(listener).map(Some).map_err(refuse)
+}
+
+/// Waits until an address is free.
+async fn once_free(at: SocketAddr) -> TcpListener {
+    warn!(
+        "management.http {at} is in use, and is not served before it is free (ss -ltnp shows by \
+         whom); `nvmfctl` is not affected"
+    );
+    loop {
+        sleep(RETRY).await;
+        if let Ok(Some(listener)) = bind_loopback(at) {
+            return listener;
+        }
+    }
 }
 
 /// Creates the socket with its permissions: under a temporary name, so that no other user can

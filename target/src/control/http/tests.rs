@@ -524,6 +524,26 @@ fn the_socket_has_its_configured_mode_and_a_single_server() {
     assert_eq!(left, 1, "nothing but the configuration");
 }
 
+/// Any user of the machine may have it, while the daemon restarts.
+#[test]
+fn an_http_address_in_use_prevents_no_start_and_is_served_when_it_is_free() {
+    let at = "127.0.43.11:4480";
+    let held = std::net::TcpListener::bind(at).unwrap();
+    stage(&format!("http = \"{at}\"\n")).visit(move |socket| {
+        assert_eq!(get(socket, "/v1/status").0, 200);
+        drop(held);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let stream = loop {
+            match std::net::TcpStream::connect(at) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(ask(stream, &format!("GET /v1/status HTTP/1.1\r\nHost: {at}")).0, 200);
+    });
+}
+
 #[test]
 fn the_socket_is_restricted_if_its_group_cannot_be_set() {
     use std::os::unix::fs::MetadataExt;
