@@ -85,10 +85,11 @@ impl EffectiveConfig {
     ) -> Result<EffectiveConfig, ConfigErrors> {
         let mut declared = EffectiveConfig::read(file, given, None)?;
         let found = declared.journal().read().map_err(|error| {
-            mistake(
-                format!("the changes that were made before cannot be read: {error}"),
-                "move that file away to start with the configuration file alone",
-            )
+            let remedy = match declared.are_changes_denied() {
+                true => "give it to the user of the daemon (chown): no other file has them",
+                false => "move that file away to start with the configuration file alone",
+            };
+            mistake(format!("the changes that were made before cannot be read: {error}"), remedy)
         })?;
         declared.replay(found);
         Ok(declared)

@@ -1,12 +1,14 @@
 //! Lock of the `state_directory`: two daemons would overwrite each other's changes and records, and
 //! one would create files anew that the other has served.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use tracing::warn;
+
+use super::atomic_file::give_to_owner;
 
 /// The file that is locked. (The directory itself may be that of the configuration, which a save
 /// locks.)
@@ -73,15 +75,15 @@ fn open(directory: &Path, path: &Path) -> io::Result<File> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return options.open(path),
         outcome => outcome?,
     };
-    // A daemon that was run as root once must not prevent its own user from locking.
-    if let Ok(owner) = fs::metadata(directory) {
-        let _ = fchown(&file, Some(owner.uid()), Some(owner.gid()));
-    }
+    give_to_owner(&file, directory);
     Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
     use crate::state::lock::*;
 
     #[test]
@@ -110,7 +112,7 @@ mod tests {
     #[test]
     fn a_directory_that_cannot_be_locked_is_not_used() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir(directory.path().join(NAME)).unwrap();
+        fs::create_dir(directory.path().join(NAME)).unwrap();
         let sentence = StateDirLock::take(directory.path()).unwrap_err();
         assert!(sentence.contains("cannot be locked"), "{sentence}");
     }
