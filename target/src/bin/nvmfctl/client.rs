@@ -206,7 +206,8 @@ pub(crate) fn escaped(part: &str) -> PercentEncode<'_> {
 fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Value), Failure> {
     let strange = |error: serde_json::Error| {
         Failure::new(format!(
-            "the daemon speaks another version ({error}): use the nvmfctl that came with it"
+            "the daemon speaks another version ({error}): restart it, if it was upgraded and still \
+             serves as before, or use the nvmfctl that came with it"
         ))
     };
     if !status.is_success() {
