@@ -362,6 +362,38 @@ fn alerts_and_dashboard_use_exactly_the_exported_metrics() {
     }
 }
 
+/// At each boot and with each upgrade: a directory that an administrator has closed stays closed.
+#[test]
+fn tmpfiles_keep_owner_and_mode_of_configuration_directories() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    let root = tempfile::tempdir().expect("a directory");
+    let at = |path: &str| root.path().join(path);
+    fs::create_dir_all(at("etc/nvmfd/keys")).expect("a directory");
+    // Only root can give directories to others.
+    if chown(at("etc/nvmfd"), Some(0), Some(4711)).is_err() {
+        return;
+    }
+    for path in ["etc/nvmfd", "etc/nvmfd/keys"] {
+        fs::set_permissions(at(path), fs::Permissions::from_mode(0o700)).expect("its mode");
+    }
+    fs::write(at("etc/passwd"), "root:x:0:0::/:/bin/sh\nnvmfd:x:4712:4712::/:/bin/sh\n").unwrap();
+    fs::write(at("etc/group"), "root:x:0:\nnvmfd:x:4712:\n").unwrap();
+    let mut command = Command::new("systemd-tmpfiles");
+    command.args(["--create", "--root"]).arg(root.path());
+    let Ok(status) = command.arg(self::root().join("configs/tmpfiles.conf")).status() else {
+        return;
+    };
+    assert!(status.success());
+    let of = |path: &str| {
+        let found = at(path).metadata().expect(path);
+        (found.mode() & 0o7777, found.uid(), found.gid())
+    };
+    assert_eq!(of("etc/nvmfd"), (0o700, 0, 4711));
+    assert_eq!(of("etc/nvmfd/keys"), (0o700, 0, 0));
+    assert_eq!(of("etc/nvmfd/conf.d"), (0o755, 0, 0), "it is made");
+    assert_eq!(of("var/lib/nvmfd"), (0o750, 4712, 4712));
+}
+
 #[test]
 fn package_purge_lists_every_state_file() {
     let postrm = text("configs/debian/postrm");
