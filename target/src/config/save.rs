@@ -27,7 +27,10 @@ use crate::blockdev::durable;
 const DIGEST_SPACE: Uuid = Uuid::from_u128(0x6e0f_5f0c_7c0b_4f5e_8a61_6b65_7074_6368);
 
 /// Version of the record.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
+
+/// The version before: new texts are in FILE.new, which an administrator may have as well.
+const OLD_FORM: u32 = 1;
 
 /// Digest of a text.
 pub(crate) fn digest(text: &str) -> String {
@@ -145,10 +148,10 @@ impl Saving {
         for entry in &begun.files {
             let SavedFile { file, new, .. } = entry;
             let failed = |error: &io::Error| cannot("write", file, error);
-            let waiting = waiting(file);
+            let waiting = begun.waiting(file);
             crash_point();
             match (entry.is_old(read(file).as_deref()), new) {
-                (true, Some(_)) if entry.waits() => {
+                (true, Some(_)) if entry.waits(&waiting) => {
                     durable::rename(&waiting, file).map_err(|e| failed(&e))?;
                 }
                 (true, None) => durable::remove_file(file).map_err(|e| failed(&e))?,
@@ -170,6 +173,7 @@ impl Saving {
 #[derive(Debug)]
 pub(super) struct UnfinishedSave {
     pub(super) record: PathBuf,
+    form: u32,
     files: Vec<SavedFile>,
 }
 
@@ -200,7 +204,9 @@ impl UnfinishedSave {
             Err(error) => return Err(cannot("read", &record, &error)),
         };
         match serde_json::from_str(&text) {
-            Ok(SaveRecord { form: FORM, files }) => Ok(Some(UnfinishedSave { record, files })),
+            Ok(SaveRecord { form: form @ (OLD_FORM | FORM), files }) => {
+                Ok(Some(UnfinishedSave { record, form, files }))
+            }
             Ok(SaveRecord { form, .. }) => {
                 Err(cannot("read", &record, &format!("its form is {form}")))
             }
@@ -213,12 +219,23 @@ impl UnfinishedSave {
         let named = |name: PathBuf| self.files.iter().find(|entry| entry.file == name);
         let real = || real(file).ok().and_then(named);
         match itself(file).ok().and_then(named).or_else(real) {
-            Some(entry) if entry.is_old(text.as_deref()) => match entry.new {
-                Some(_) if entry.waits() => read(&waiting(&entry.file)).or(text),
-                Some(_) => text,
-                None => None,
-            },
+            Some(entry) if entry.is_old(text.as_deref()) => {
+                let waiting = self.waiting(&entry.file);
+                match entry.new {
+                    Some(_) if entry.waits(&waiting) => read(&waiting).or(text),
+                    Some(_) => text,
+                    None => None,
+                }
+            }
             _ => text,
+        }
+    }
+
+    /// Path of the new text of a file.
+    fn waiting(&self, file: &Path) -> PathBuf {
+        match self.form {
+            OLD_FORM => beside(file, ".new"),
+            _ => waiting(file),
         }
     }
 
@@ -236,9 +253,9 @@ impl SavedFile {
         text.map(digest) == self.old
     }
 
-    /// Whether the new text is beside the file.
-    fn waits(&self) -> bool {
-        self.new.is_some() && read(&waiting(&self.file)).as_deref().map(digest) == self.new
+    /// Whether the new text is at this path.
+    fn waits(&self, waiting: &Path) -> bool {
+        self.new.is_some() && read(waiting).as_deref().map(digest) == self.new
     }
 }
 
@@ -311,9 +328,11 @@ fn record(file: &Path) -> PathBuf {
     beside(file, ".saving")
 }
 
-/// Path of the new text of a file.
+/// Path of the new text of a file: a hidden name, which is not that of a file of an administrator.
 fn waiting(file: &Path) -> PathBuf {
-    beside(file, ".new")
+    let mut name = OsString::from(".");
+    name.push(beside(file, ".saving").file_name().unwrap_or_default());
+    file.with_file_name(name)
 }
 
 fn beside(file: &Path, end: &str) -> PathBuf {
@@ -397,7 +416,7 @@ mod tests {
         let around = directory.path().file_name().unwrap().display().to_string();
         let (made, calls) = calls(|| make_directory(&directory.path().join("conf.d")));
         made.unwrap();
-        let all = ["sync conf.d.new", "rename to conf.d", &format!("sync directory {around}")];
+        let all = ["sync .conf.d.saving", "rename to conf.d", &format!("sync directory {around}")];
         assert_eq!(calls, all);
     }
 }

@@ -44,6 +44,11 @@ fn beside(file: &Path, end: &str) -> PathBuf {
     file.with_file_name(format!("{}{end}", file.file_name().unwrap().display()))
 }
 
+/// Path of the new text of a file.
+fn waiting(file: &Path) -> PathBuf {
+    file.with_file_name(format!(".{}.saving", file.file_name().unwrap().display()))
+}
+
 /// Existing files that are not part of the configuration.
 fn left(directory: &Path) -> Vec<PathBuf> {
     let directories = [directory.to_owned(), directory.join("conf.d")];
@@ -69,10 +74,10 @@ fn save(changed: &EffectiveConfig) -> usize {
             let file = new.file.as_ref().unwrap();
             if mix & 1 << at == 0 {
                 fs::write(file, &old.text).unwrap();
-                fs::write(beside(file, ".new"), &new.text).unwrap();
+                fs::write(waiting(file), &new.text).unwrap();
             } else {
                 fs::write(file, &new.text).unwrap();
-                let _ = fs::remove_file(beside(file, ".new"));
+                let _ = fs::remove_file(waiting(file));
             }
         }
         let found = changed.reload().unwrap_or_else(|errors| {
@@ -194,7 +199,7 @@ fn manual_edits_of_half_saved_files_are_preserved() {
     assert_eq!(fs::read_to_string(&files[1].0).unwrap(), by_hand);
     // An unreadable record is not ignored.
     let record = directory.path().join("nvmfd.toml.saving");
-    for text in ["", "{}", "{\"form\": 2, \"files\": []}"] {
+    for text in ["", "{}", "{\"form\": 3, \"files\": []}"] {
         fs::write(&record, text).unwrap();
         let said = EffectiveConfig::load_with(declared.file(), None).unwrap_err().to_string();
         assert!(said.contains("its record is lost: cannot read"), "{said}");
@@ -204,6 +209,8 @@ fn manual_edits_of_half_saved_files_are_preserved() {
 
 #[test]
 fn new_files_are_synced_before_the_save_record_and_renamed_after_it() {
+    const D_SYNCED: &str = "sync .d.toml.saving";
+    const RECORD_SYNCED: &str = "sync .nvmfd.toml.saving.saving";
     const RECORD: &str = "rename to nvmfd.toml.saving";
     let (directory, declared, _) = stage_three();
     let changed = declared.with(&[add_listener(9, 9)], AT).unwrap();
@@ -215,9 +222,9 @@ fn new_files_are_synced_before_the_save_record_and_renamed_after_it() {
     let directory = format!("sync directory {}", directory.path().file_name().unwrap().display());
     let included = "sync directory conf.d";
     let all = [
-        ["write c.toml.new", "sync c.toml.new", "write d.toml.new", "sync d.toml.new"],
-        ["write nvmfd.toml.new", "sync nvmfd.toml.new", &directory, included],
-        ["write nvmfd.toml.saving.new", "sync nvmfd.toml.saving.new", RECORD, &directory],
+        ["write .c.toml.saving", "sync .c.toml.saving", "write .d.toml.saving", D_SYNCED],
+        ["write .nvmfd.toml.saving", "sync .nvmfd.toml.saving", &directory, included],
+        ["write .nvmfd.toml.saving.saving", RECORD_SYNCED, RECORD, &directory],
         ["rename to c.toml", "rename to d.toml", "rename to nvmfd.toml", &directory],
         [included, "remove nvmfd.toml.saving", &directory, ""],
     ];
@@ -234,7 +241,7 @@ fn a_save_preserves_file_modes_and_writes_all_files_or_none() {
     let last = &files[2].0;
     fs::set_permissions(last, fs::Permissions::from_mode(0o640)).unwrap();
     // Directories in place of a new text, and of the record.
-    for way in [beside(last, ".new"), directory.path().join("nvmfd.toml.saving.new")] {
+    for way in [last, &directory.path().join("nvmfd.toml.saving")].map(|file| waiting(file)) {
         fs::create_dir(&way).unwrap();
         let saving = begin(&declared);
         let said = saving.write(&declared.sources, &new).unwrap_err();
@@ -251,6 +258,43 @@ fn a_save_preserves_file_modes_and_writes_all_files_or_none() {
     assert_eq!(ConfigFiles::read(declared.file()).unwrap(), new);
     assert_eq!(fs::metadata(last).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays a link");
+}
+
+/// An administrator drafts `nvmfd.toml.new`.
+#[test]
+fn a_save_changes_no_other_files_beside_the_configuration() {
+    let (directory, declared, files) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let new = merged(&declared.sources, changed.changes()).unwrap();
+    for (file, _) in &files {
+        fs::write(beside(file, ".new"), "draft").unwrap();
+    }
+    begin(&declared).write(&declared.sources, &new).unwrap();
+    assert_eq!(ConfigFiles::read(declared.file()).unwrap(), new);
+    let left = left(directory.path());
+    assert_eq!(left.len(), files.len(), "{left:?}");
+    left.iter().for_each(|file| assert_eq!(fs::read_to_string(file).unwrap(), "draft"));
+}
+
+/// The daemon may have been upgraded meanwhile.
+#[test]
+fn a_save_interrupted_in_the_former_version_is_completed() {
+    let (directory, declared, _) = stage_three();
+    let changed = declared.with(&swapped(), AT).unwrap();
+    let new = merged(&declared.sources, changed.changes()).unwrap();
+    assert!(begin(&declared).commit(&declared.sources, &new).unwrap());
+    // As that version has left it.
+    let record = directory.path().join("nvmfd.toml.saving");
+    let text = fs::read_to_string(&record).unwrap();
+    assert!(text.contains("\"form\": 2,"), "{text}");
+    fs::write(&record, text.replace("\"form\": 2,", "\"form\": 1,")).unwrap();
+    for source in declared.sources.rewritten(&new) {
+        fs::rename(waiting(source.file), beside(source.file, ".new")).unwrap();
+    }
+    assert!(ConfigFiles::read(declared.file()).unwrap().iter().eq(new.iter()));
+    assert!(begin(&declared).has_finished_another());
+    assert_eq!(ConfigFiles::read(declared.file()).unwrap(), new);
+    assert!(left(directory.path()).is_empty());
 }
 
 #[test]
