@@ -1,6 +1,7 @@
 //! `nvmfctl doctor` as a process, without a daemon.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -88,6 +89,59 @@ fn doctor_examines_the_size_of_files_and_unsaved_changes() {
     assert_eq!(damaged.status.code(), Some(1));
     let sentences = String::from_utf8(damaged.stdout).unwrap();
     assert!(sentences.contains("changes.json"), "{sentences}");
+}
+
+/// What root may read and write is no promise for the daemon of the unit.
+#[test]
+fn doctor_examines_paths_as_the_user_and_groups_of_the_unit() {
+    const NOBODY: u32 = 65_534;
+    let directory = tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let [config, disk, key, state] = ["nvmfd.toml", "disk.img", "key", "state"].map(at);
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::write(&disk, [0; 8192]).unwrap();
+    fs::write(&key, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+    fs::create_dir(&state).unwrap();
+    let text = format!(
+        "provider = \"soft\"\nstate_directory = {state:?}\n[[listener]]\naddress = \"127.0.0.1\"\n\
+         [[host]]\nnqn = \"nqn.2026-11.host:h\"\ndhchap_key_file = {key:?}\n[[subsystem]]\nnqn = \
+         \"nqn.2026-11.io.nvmfd:d\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\npath = \
+         {disk:?}\n"
+    );
+    fs::write(&config, text).unwrap();
+    let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    mode(&disk, 0o660);
+    mode(&key, 0o600);
+    mode(&state, 0o700);
+    // Only root can continue as another user.
+    if chown(&disk, Some(0), Some(4711)).is_err() {
+        return;
+    }
+    let unit = at("systemctl");
+    let examined = |groups: &str| -> Value {
+        let said = format!("LoadState=loaded\nUser=nobody\nSupplementaryGroups={groups}");
+        fs::write(&unit, format!("#!/bin/sh\necho '{said}'\n")).unwrap();
+        mode(&unit, 0o755);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfctl"));
+        command.args(["doctor", "--json", "--config"]).arg(&config);
+        let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());
+        let output = command.env("PATH", path).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let levels = |groups: &str| {
+        let findings = examined(groups);
+        ["user", "storage", "keys", "state"].map(|check| level(&findings, check).to_owned())
+    };
+    assert_eq!(levels(""), ["ok", "problem", "problem", "problem"]);
+    assert_eq!(levels("4711"), ["ok", "ok", "problem", "problem"]);
+    chown(&key, Some(NOBODY), None).unwrap();
+    chown(&state, Some(NOBODY), None).unwrap();
+    assert_eq!(levels("4711"), ["ok"; 4]);
+    let changes = state.join("changes.json");
+    fs::write(&changes, r#"{"form": 1, "kept": [], "set_aside": []}"#).unwrap();
+    mode(&changes, 0o600);
+    assert_eq!(level(&examined("4711"), "config"), "problem");
+    assert_eq!(level(&examined("nvmfd-no-such-group"), "user"), "problem");
 }
 
 #[test]

@@ -8,12 +8,15 @@ mod machine;
 mod network;
 mod ports;
 mod storage;
+mod unit_user;
 
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::config::{Config, Provider};
+
+pub use unit_user::assume_unit_user;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -65,7 +68,8 @@ impl Finding {
         Finding { check, level: Level::Warning, sentence, remedy }
     }
 
-    fn problem(
+    /// A finding of level `Problem`.
+    pub fn problem(
         check: &'static str,
         sentence: impl Into<String>,
         remedy: impl Into<String>,
@@ -85,17 +89,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks this machine, and the resources of a configuration. Serves and changes nothing; creates
-/// and removes a file if there is no other way to check that files can be created.
+/// Checks this machine for a configuration. Some of it is visible to root only.
 #[must_use]
-pub fn examine(config: Option<&Config>) -> Vec<Finding> {
+pub fn examine_machine(config: Option<&Config>) -> Vec<Finding> {
     let mut findings = machine::examine(config);
     findings.extend(ports::examine(config));
     findings.extend(network::examine(config));
-    if let Some(config) = config {
-        findings.extend(storage::examine(config));
-        findings.extend(hosts::examine(config));
-    }
+    findings
+}
+
+/// Checks the files, devices, keys and hosts of a configuration, as the user of this process. Serves
+/// and changes nothing; creates and removes a file if there is no other way to check that files can be
+/// created.
+#[must_use]
+pub fn examine_resources(config: &Config) -> Vec<Finding> {
+    let mut findings = storage::examine(config);
+    findings.extend(hosts::examine(config));
     findings
 }
 
@@ -128,7 +137,8 @@ pub(crate) mod tests {
         let text = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:d\"\n\
                     allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"ram\"\nsize = \"1MiB\"\n";
         let config = Config::parse(text).unwrap();
-        let (without, with) = (examine(None), examine(Some(&config)));
+        let (without, mut with) = (examine_machine(None), examine_machine(Some(&config)));
+        with.extend(examine_resources(&config));
         assert!(without.len() >= 5 && with.len() > without.len(), "{with:?}");
         for finding in with.iter().chain(&without) {
             assert!(!finding.sentence.is_empty() && !finding.sentence.ends_with('.'), "{finding}");

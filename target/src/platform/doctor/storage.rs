@@ -152,7 +152,8 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
             "make the directory, attach the device or mount the file system; or correct the path"
         }
         Some(libc::EACCES | libc::EPERM) => {
-            "give the user of nvmfd the right to it (this was tried as the user who runs this)"
+            "give the user of nvmfd the right to it and to its directories (where `user` names none, \
+             this was tried as the user who runs this)"
         }
         Some(libc::EROFS) => "its file system is mounted read-only: mount it for writing",
         Some(libc::ENXIO | libc::ENODEV) => "there is no device behind it: attach it",
@@ -174,8 +175,8 @@ fn state(directory: &Path, tried: io::Result<()>) -> Finding {
         }
         io::ErrorKind::StorageFull => format!("free space below {shown}"),
         _ => format!(
-            "give it to the user of nvmfd: chown USER {shown} (this was tried as the user who runs \
-             this)"
+            "give it to the user of nvmfd: chown USER {shown} (where `user` names none, this was \
+             tried as the user who runs this)"
         ),
     };
     Finding::problem(check, sentence, remedy)
