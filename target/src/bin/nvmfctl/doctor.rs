@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use nvmfd::control::check::{UnreadChanges, declared};
 use nvmfd::count as count_of;
-use nvmfd::doctor::{Finding, Level, assume_unit_user, examine_machine, examine_resources};
+use nvmfd::doctor::{
+    Finding, Level, assume_unit_user, examine_machine, examine_resources, examine_sandbox,
+};
 
 use crate::output::{Failure, Output};
 
@@ -36,6 +38,9 @@ pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
         let is_assumed = user.as_ref().is_some_and(|user| user.level == Level::Ok);
         findings.extend(user);
         findings.extend(examine_resources(config));
+        if is_assumed {
+            findings.extend(examine_sandbox(config));
+        }
         let of_user = || is_assumed.then(|| unreadable(file)).flatten();
         findings.extend(unread.or_else(of_user));
     }

@@ -7,6 +7,7 @@ mod hosts;
 mod machine;
 mod network;
 mod ports;
+mod sandbox;
 mod storage;
 mod unit_user;
 
@@ -16,6 +17,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Provider};
 
+pub use sandbox::examine_sandbox;
 pub use unit_user::assume_unit_user;
 
 /// Severity of a finding.

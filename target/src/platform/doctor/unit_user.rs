@@ -10,7 +10,7 @@ use super::ports::said;
 const CHECK: &str = "user";
 
 /// The unit of the package.
-const UNIT: &str = "nvmfd.service";
+pub(super) const UNIT: &str = "nvmfd.service";
 
 /// A user with the groups that the service manager gives it.
 #[derive(Debug)]
