@@ -408,6 +408,8 @@ fn package_purge_lists_every_state_file() {
         ("target/src/state/identity.rs", "FILE"),
         ("target/src/state/power.rs", "NAME"),
         ("target/src/state/revoked_hosts.rs", "NAME"),
+        ("target/src/state/shared_config.rs", "COPY"),
+        ("target/src/config/ceph.rs", "ADDRESSES"),
     ] {
         let source = text(file);
         let (_, rest) = source.split_once(&format!("const {constant}: &str = \"")).expect(file);
