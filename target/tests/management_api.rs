@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -39,9 +41,15 @@ impl Daemon {
     /// One with what is in a directory. Whatever a killed one had at work, such as its sockets, may
     /// be in use for a moment more.
     fn start_in(directory: TempDir) -> Daemon {
+        Daemon::start_as(directory, nix::unistd::geteuid().as_raw())
+    }
+
+    /// One of this user.
+    fn start_as(directory: TempDir, user: u32) -> Daemon {
         let mut said = Vec::new();
         for _ in 0..600 {
             let mut process = Command::new(env!("CARGO_BIN_EXE_nvmfd"))
+                .uid(user)
                 .arg("--config")
                 .arg(directory.path().join("nvmfd.toml"))
                 .env_remove("NOTIFY_SOCKET")
@@ -317,6 +325,39 @@ fn changes_to_a_split_configuration_are_saved_to_the_right_file() {
         Command::new(env!("CARGO_BIN_EXE_nvmfd")).arg("check").arg(&file).output().unwrap();
     let err = String::from_utf8(checked.stderr).unwrap();
     assert!(!checked.status.success() && err.contains("guests.toml: line "), "{err}");
+    daemon.stop();
+}
+
+/// A daemon that somebody has taken over could name any file.
+#[test]
+fn root_saves_a_daemon_of_another_user_only_to_a_known_file() {
+    const USER: u32 = 65_534;
+    let directory = tempfile::tempdir().unwrap();
+    // Only root can start it.
+    if chown(directory.path(), Some(USER), Some(USER)).is_err() {
+        return;
+    }
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let file = directory.path().join("nvmfd.toml");
+    let text = format!(
+        "provider = \"soft\"\nstate_directory = {:?}\n[management]\nsocket = {:?}\n[reactor]\n\
+         io_engine = \"threads\"\n[memory]\nreceives = 192\ndata = \"3MiB\"\n[[listener]]\naddress = \
+         \"127.0.42.21\"\n[[subsystem]]\nnqn = \"{NQN}\"\nallow_any_host = true\n",
+        directory.path(),
+        directory.path().join("s"),
+    );
+    fs::write(&file, &text).unwrap();
+    let daemon = Daemon::start_as(directory, USER);
+    daemon.says(&["subsystem", "set", NQN, "model=other"]);
+    let (code, _, err) = nvmfctl(&daemon.socket(), &["save"]);
+    let named = format!("NVMFD_CONFIG={} nvmfctl save", file.display());
+    assert!(code == Some(1) && err.contains(&named), "{err}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfctl"));
+    command.env("NVMFD_CONFIG", &file).arg("--socket").arg(daemon.socket()).arg("save");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(fs::read_to_string(&file).unwrap().contains("model = \"other\""));
     daemon.stop();
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use hyper::header::HeaderValue;
+use nix::unistd::geteuid;
 use nvmfd::api::{
     Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UNCHANGED,
     UnsavedChange, Wanted,
@@ -184,7 +185,10 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     let file = PathBuf::from(status.config_file);
     let saving = match output.dry_run {
         true => None,
-        false => Some(Saving::begin(&file).map_err(Failure::new)?),
+        false => {
+            check_place(&file, client).await?;
+            Some(Saving::begin(&file).map_err(Failure::new)?)
+        }
     };
     if saving.as_ref().is_some_and(Saving::has_finished_another) && !output.json {
         output.print("completed an interrupted save");
@@ -224,6 +228,21 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     }
     output.answer(&((), saved(&changes, &rewritten)), |()| wrote);
     Ok(())
+}
+
+/// Checks that root may write where the daemon says that its configuration is. A daemon of another
+/// user that somebody has taken over could name any file.
+async fn check_place(file: &Path, client: &Client) -> Result<(), Failure> {
+    let is_named = std::env::var_os("NVMFD_CONFIG").is_some_and(|named| named == file.as_os_str());
+    let is_known = is_named || file.parent() == Some(Path::new("/etc/nvmfd"));
+    if is_known || !geteuid().is_root() || client.is_of_root().await? {
+        return Ok(());
+    }
+    let shown = file.display();
+    Err(Failure::new(format!(
+        "root writes no file that only a daemon of another user names: if {shown} is its \
+         configuration, NVMFD_CONFIG={shown} nvmfctl save"
+    )))
 }
 
 /// A save as JSON.

@@ -45,6 +45,13 @@ impl Client {
         Client { socket }
     }
 
+    /// Whether a process of root listens. That of a socket of the service manager is not known.
+    pub(crate) async fn is_of_root(&self) -> Result<bool, Failure> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let peer = stream.peer_cred().map_err(|error| self.broken(&error))?;
+        Ok(peer.uid() == 0 && peer.pid() != Some(1))
+    }
+
     /// Gets `path`: the parsed response, and the response as sent.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Value), Failure> {
         self.ask(Method::GET, path, None).await
