@@ -14,7 +14,7 @@ BUILD := $(shell realpath -m -- "$${CARGO_TARGET_DIR:-build}")
 NVMFD := $(BUILD)/release/nvmfd
 NVMFCTL := $(BUILD)/release/nvmfctl
 NVMF := $(BUILD)/release/nvmf
-GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests"
+GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests" RDMA_TESTS="$(BUILD)/rdma-tests"
 # Tools print English and sort by bytes in every locale.
 export LC_ALL := C
 
@@ -140,6 +140,7 @@ tests_of = readlink -f "$$($(CARGO) test --workspace --lib --no-run 2>&1 | sed -
 
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@ln -sf "$$($(call tests_of,nvmfd_blockdev))" "$(BUILD)"/store-tests
+	@ln -sf "$$($(call tests_of,rdma))" "$(BUILD)"/rdma-tests
 	$(GUEST) tests/vm/guests
 
 # The second ublk has the CPUs that User-Mode Linux lacks.

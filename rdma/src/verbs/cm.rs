@@ -349,7 +349,7 @@ impl Verbs {
             },
             CmKind::DeviceRemoval => match qp {
                 Some(qp) => match self.connection(qp).and_then(|c| c.device_key()) {
-                    Some(key) => self.device_lost(key),
+                    Some(key) => self.device_lost(key, "removed"),
                     None => self.close(qp, Reason::Device),
                 },
                 None => self.on_listener_removed(event.id),
@@ -381,8 +381,9 @@ impl Verbs {
         self.close(qp, Reason::Peer);
     }
 
-    /// A device has failed or was removed: so have its connections.
-    pub(super) fn device_lost(&mut self, key: DeviceKey) {
+    /// A device has failed or was removed: so have its connections. It is opened again for the next
+    /// connection, if it is there.
+    pub(super) fn device_lost(&mut self, key: DeviceKey, why: &str) {
         let devices = self.devices.iter_mut();
         let Some(attached) = devices.into_iter().find(|d| d.device.key() == key && !d.removed)
         else {
@@ -391,7 +392,7 @@ impl Verbs {
         attached.removed = true;
         // Its notifications would never end, or never arrive.
         let _ = self.epoll.delete(attached.device.fd());
-        tracing::error!(device = %attached.device.ability.name, "RDMA device removed");
+        tracing::error!(device = %attached.device.ability.name, "RDMA device lost: {why}");
         self.count_queue_pairs();
         for index in 0..self.connections.len() {
             let qp = Qp(index as u32);

@@ -108,7 +108,7 @@ impl Verbs {
                     }
                     Err(_) => {
                         let key = attached.device.key();
-                        self.device_lost(key);
+                        self.device_lost(key, "its completions cannot be read");
                         break;
                     }
                 };

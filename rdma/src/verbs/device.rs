@@ -9,7 +9,9 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
-use super::ffi::{Ability, Access, CompChannel, Context, Cq, DeviceKey, Mr, Pd};
+use super::ffi::{
+    Ability, Access, AsyncEvent, CompChannel, Context, Cq, DeviceKey, Mr, Pd, QueueKey,
+};
 use crate::{FabricError, QpLimits, Region, Wake};
 
 /// Maximum of work posted by all queue pairs of a fabric together. There is an entry of a
@@ -53,7 +55,9 @@ pub(super) struct Device {
     pub(super) sent: Arc<Cq>,
     pub(super) pd: Arc<Pd>,
     channel: Arc<CompChannel>,
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
+    /// How often it had failed as a whole when it was opened.
+    failures: u32,
 }
 
 impl Device {
@@ -80,7 +84,8 @@ impl Device {
         let (received, sent) = (make(load.receives)?, make(load.sends)?);
         let entries = (received.entries(), sent.entries());
         tracing::debug!(device = %name, iwarp = ability.iwarp, ?entries, "opened");
-        Ok(Device { mr, received, sent, pd, channel, context: Arc::clone(context), ability })
+        let (context, (_, failures)) = (Arc::clone(context), context.failures());
+        Ok(Device { mr, received, sent, pd, channel, context, ability, failures })
     }
 
     pub(super) fn key(&self) -> DeviceKey {
@@ -90,6 +95,33 @@ impl Device {
     /// Whether the system has removed it, or waits for its last user.
     pub(super) fn is_gone(&self) -> bool {
         self.context.is_gone()
+    }
+
+    /// Reads its asynchronous events. Returns the queues that have failed, some of them perhaps of
+    /// other fabrics, and why the device cannot be used any more, if so.
+    pub(super) fn look_for_failures(&self) -> (Vec<QueueKey>, Option<&'static str>) {
+        let device = &self.ability.name;
+        self.context.read_events(|event| match event {
+            AsyncEvent::Port { number, active: true } => {
+                tracing::info!(%device, port = number, "RDMA port is active");
+            }
+            AsyncEvent::Port { number, active: false } => {
+                tracing::warn!(%device, port = number, "RDMA port is down: no host reaches it");
+            }
+            AsyncEvent::QueueFailed(_) => tracing::debug!(%device, "a queue has failed"),
+            // Those that use it say so.
+            AsyncEvent::DeviceFailed => {}
+            AsyncEvent::Other(number) => tracing::debug!(%device, number, "device event ignored"),
+        });
+        let (queues, failures) = self.context.failures();
+        let completions_lost =
+            [&self.sent, &self.received].iter().any(|cq| queues.contains(&cq.key()));
+        let why = match completions_lost {
+            _ if failures != self.failures => Some("the device reports a fatal error"),
+            true => Some("a completion queue failed"),
+            false => None,
+        };
+        (queues, why)
     }
 
     /// Whether each work request has a completion of its own. On iWARP a completion says only that

@@ -1,4 +1,7 @@
-//! Removal of devices, and addresses that move to another device.
+//! Removal of devices, failures that they report, and addresses that move to another device.
+//!
+//! A completion queue that has failed never has another completion, so its device is opened again.
+//! A queue pair fails alone.
 //!
 //! For most adapters the system revokes what programs use of them, and reports that. `rdma_rxe` and
 //! `siw` stay until the last program has closed them, and their removal (`rdma link delete`, an
@@ -10,8 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Verbs;
-use super::ffi::{CmId, DeviceKey, EventChannel};
-use crate::Event;
+use super::cm::VerbsConnection;
+use super::ffi::{CmId, DeviceKey, EventChannel, QueueKey};
+use crate::{Event, Qp, Reason};
 
 /// Interval of the check.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -26,9 +30,34 @@ impl Verbs {
         let working = self.devices.iter().filter(|d| !d.removed);
         let gone = working.filter(|d| d.device.is_gone()).map(|d| d.device.key());
         for key in gone.collect::<Vec<_>>() {
-            self.device_lost(key);
+            self.device_lost(key, "removed");
         }
+        self.look_for_failed();
         self.look_for_moved();
+    }
+
+    /// Ends the connections of devices and of queue pairs that have failed: their work may never
+    /// complete.
+    fn look_for_failed(&mut self) {
+        let working = self.devices.iter().filter(|d| !d.removed);
+        let devices: Vec<_> = working.map(|d| Arc::clone(&d.device)).collect();
+        for device in devices {
+            let (queues, why) = device.look_for_failures();
+            if let Some(why) = why {
+                self.device_lost(device.key(), why);
+            } else if !queues.is_empty() {
+                self.close_failed(&queues);
+            }
+        }
+    }
+
+    fn close_failed(&mut self, queues: &[QueueKey]) {
+        let failed = |(index, connection): (usize, &Option<VerbsConnection>)| {
+            let pair = connection.as_ref()?.pair.as_ref()?;
+            queues.contains(&pair.key()).then_some(Qp(index as u32))
+        };
+        let all: Vec<Qp> = self.connections.iter().enumerate().filter_map(failed).collect();
+        all.into_iter().for_each(|qp| self.close(qp, Reason::Device));
     }
 
     /// Ends listeners whose address belongs to another device now: a listener stays with its

@@ -24,6 +24,8 @@ mod connection_budget;
 mod device;
 mod device_removal;
 mod ffi;
+#[cfg(test)]
+mod tests;
 mod work_requests;
 
 use std::collections::{HashMap, VecDeque};
@@ -77,7 +79,7 @@ enum DescriptorPoll {
 
 struct Attached {
     device: Arc<Device>,
-    /// The system has removed it; it is closed after its last connection.
+    /// It has failed, or the system has removed it; it is closed after its last connection.
     removed: bool,
     /// Completions arrived since it was armed, so there may be a notification in its channel. Taken
     /// before the next sleep, which it would end immediately.
@@ -232,7 +234,7 @@ impl Verbs {
                 false => Ok(Arc::clone(&attached.device)),
                 true => {
                     let name = &attached.device.ability.name;
-                    Err(FabricError(format!("the RDMA device {name} is being removed")))
+                    Err(FabricError(format!("the RDMA device {name} is being closed")))
                 }
             };
         }
@@ -366,7 +368,7 @@ impl Verbs {
                     attached.announced = false;
                     if attached.device.take_announcement().is_err() {
                         let key = attached.device.key();
-                        self.device_lost(key);
+                        self.device_lost(key, "its notifications cannot be read");
                     }
                 }
             }
@@ -496,7 +498,7 @@ impl Fabric for Verbs {
         let working = self.devices.iter_mut().filter(|d| !d.removed);
         let lost: Vec<_> =
             working.filter_map(|d| armed(d).is_err().then(|| d.device.key())).collect();
-        lost.into_iter().for_each(|key| self.device_lost(key));
+        lost.into_iter().for_each(|key| self.device_lost(key, "it reports no completions"));
         self.next_deadline()
     }
 

@@ -13,8 +13,9 @@ use rdma_sys::{
     ibv_transport_type,
 };
 
+use super::async_event::Failures;
 use super::load::Api;
-use super::{check, check_new};
+use super::{borrow, check, check_new, set_nonblocking};
 use crate::{Region, Remote};
 
 /// Vendor id of siw. Its kernel part supports Send with Invalidate and reports so, but its library
@@ -93,6 +94,9 @@ pub(crate) struct Context {
     pub(super) list: Arc<DeviceList>,
     /// Its path and inode in sysfs. None if it cannot be determined.
     node: Option<(PathBuf, u64)>,
+    /// Whether its asynchronous events can be read without waiting.
+    pub(super) has_events: bool,
+    pub(super) failures: Mutex<Failures>,
 }
 
 impl Drop for Context {
@@ -119,7 +123,11 @@ impl Context {
         let path = unsafe { CStr::from_ptr((*raw.as_ref().device).dev_path.as_ptr()) };
         let path = PathBuf::from(path.to_string_lossy().into_owned());
         let node = std::fs::metadata(&path).ok().map(|found| (path, found.ino()));
-        Context { raw, list: Arc::clone(list), node }
+        // SAFETY: the context is live while the list is.
+        let events = unsafe { &raw.as_ref().async_fd };
+        let has_events = *events >= 0 && set_nonblocking(borrow(events)).is_ok();
+        let failures = Mutex::default();
+        Context { raw, list: Arc::clone(list), node, has_events, failures }
     }
 
     /// Whether the system has removed it, or waits for its last user. Another device may have its
@@ -165,7 +173,7 @@ impl Context {
 /// A protection domain.
 pub(crate) struct Pd {
     pub(super) raw: NonNull<ibv_pd>,
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
 }
 
 impl Pd {

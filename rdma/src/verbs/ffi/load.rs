@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
-    rdma_port_space,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd,
+    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel, rdma_port_space,
 };
 
 macro_rules! api {
@@ -43,6 +43,7 @@ macro_rules! api {
 
 api! {
     ibverbs {
+        fn ibv_ack_async_event(*mut ibv_async_event);
         fn ibv_ack_cq_events(*mut ibv_cq, u32);
         fn ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
         fn ibv_create_comp_channel(*mut ibv_context) -> *mut ibv_comp_channel;
@@ -51,6 +52,7 @@ api! {
         fn ibv_dereg_mr(*mut ibv_mr) -> c_int;
         fn ibv_destroy_comp_channel(*mut ibv_comp_channel) -> c_int;
         fn ibv_destroy_cq(*mut ibv_cq) -> c_int;
+        fn ibv_get_async_event(*mut ibv_context, *mut ibv_async_event) -> c_int;
         fn ibv_get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
         fn ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         fn ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;

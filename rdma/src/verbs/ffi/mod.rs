@@ -1,5 +1,6 @@
 //! rdma-core behind safe handles. The only directory that names `rdma_sys`: `load` has its functions,
-//! `cm` connections, `device` devices and memory, `queue_pair` queues, `work_request` what is posted.
+//! `cm` connections, `device` devices and memory, `async_event` what devices report of themselves,
+//! `queue_pair` queues, `work_request` what is posted.
 //!
 //! # How the unsafe code is fenced
 //!
@@ -31,6 +32,7 @@ macro_rules! movable {
     )*};
 }
 
+mod async_event;
 mod cm;
 mod device;
 mod load;
@@ -44,6 +46,7 @@ use std::ptr::NonNull;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+pub(super) use async_event::{AsyncEvent, QueueKey};
 pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey};
 pub(super) use device::{Ability, Access, Context, DeviceKey, DeviceList, Mr, Pd};
 pub(super) use load::Api;

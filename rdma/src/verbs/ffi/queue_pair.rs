@@ -11,6 +11,7 @@ use rdma_sys::{
     ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, rdma_conn_param,
 };
 
+use super::async_event::QueueKey;
 use super::cm::CmId;
 use super::device::{Context, Pd};
 use super::work_request::{RecvChain, Refused, SendChain};
@@ -83,6 +84,10 @@ impl Cq {
         Ok(Arc::new(Cq { raw, channel: Arc::clone(channel) }))
     }
 
+    pub(crate) fn key(&self) -> QueueKey {
+        QueueKey(self.raw.as_ptr() as usize)
+    }
+
     /// The granted size.
     pub(crate) fn entries(&self) -> u32 {
         // SAFETY: `raw` is live as long as `self`.
@@ -106,9 +111,10 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold the queue, so none is left; all announcements fetched have
-        // been acknowledged, so this does not wait; destroyed once.
+        // SAFETY: queue pairs hold the queue, so none is left; all announcements and events fetched
+        // have been acknowledged, so this does not wait; destroyed once.
         unsafe { (self.channel.context.list.api.ibv_destroy_cq)(self.raw.as_ptr()) };
+        self.channel.context.forget(self.key());
     }
 }
 
@@ -185,7 +191,7 @@ pub(crate) struct RcQueuePair {
     raw: NonNull<ibv_qp>,
     inline: u32,
     id: Arc<CmId>,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
     _cqs: [Arc<Cq>; 2],
 }
 
@@ -216,9 +222,13 @@ impl RcQueuePair {
             raw,
             inline: attr.cap.max_inline_data,
             id: Arc::clone(id),
-            _pd: Arc::clone(pd),
+            pd: Arc::clone(pd),
             _cqs: [Arc::clone(sent), Arc::clone(received)],
         })
+    }
+
+    pub(crate) fn key(&self) -> QueueKey {
+        QueueKey(self.raw.as_ptr() as usize)
     }
 
     /// Bytes that a send may carry in its work request.
@@ -306,5 +316,6 @@ impl Drop for RcQueuePair {
     fn drop(&mut self) {
         // SAFETY: made on this id and destroyed once, before the id, which `self` holds.
         unsafe { (self.id.api.rdma_destroy_qp)(self.id.raw.as_ptr()) };
+        self.pd.context.forget(self.key());
     }
 }

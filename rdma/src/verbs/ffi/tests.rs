@@ -14,6 +14,7 @@ use rdma_sys::{
 };
 
 use crate::Fault;
+use crate::verbs::ffi::async_event::RawEvent;
 use crate::verbs::ffi::cm::{OPTION_ID, OPTION_ID_AFONLY, address};
 use crate::verbs::ffi::load::open_library;
 use crate::verbs::ffi::queue_pair::fault;
@@ -83,6 +84,9 @@ fn layouts(c: &mut Claims) {
         c.push((format!("offsetof(struct ibv_send_wr, wr.rdma.{field})"), (wr + offset) as u64));
     }
     c.push(("sizeof(struct sockaddr_storage)".into(), size_of::<libc::sockaddr_storage>() as u64));
+    c.push(("sizeof(struct ibv_async_event)".into(), size_of::<RawEvent>() as u64));
+    let event_type = offset_of!(RawEvent, event_type) as u64;
+    c.push(("offsetof(struct ibv_async_event, event_type)".into(), event_type));
 }
 
 fn constants(c: &mut Claims) {
@@ -92,6 +96,8 @@ fn constants(c: &mut Claims) {
             IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_INV_RD_REQ_ERR,
             IBV_WC_REM_ABORT_ERR, IBV_WC_RESP_TIMEOUT_ERR }
         ibv_wc_opcode { IBV_WC_RECV_RDMA_WITH_IMM }
+        ibv_event_type { IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_DEVICE_FATAL,
+            IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR }
         ibv_wr_opcode { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_READ,
             IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM }
         ibv_qp_state { IBV_QPS_ERR }
