@@ -134,15 +134,17 @@ fn with_device(
     to: SocketAddr,
     region: &Arc<Region>,
 ) -> Result<Wire, FabricError> {
+    let from = source.map(|source| ZonedIp::beside(source, to).with_port(0));
     if let Some(source) = source
-        && !has_device(local(Some(source), to))
+        && !has_device(from)
     {
         return Err(FabricError(format!(
             "no RDMA device has the address {source}: leave out --host-traddr, or use --provider \
              soft"
         )));
     }
-    Ok(Wire::Verbs(Box::new(Verbs::new(Arc::clone(region), Load::default())?)))
+    let verbs = Verbs::new(Arc::clone(region), Load::default())?;
+    Ok(Wire::Verbs(Box::new(verbs.with_source(from))))
 }
 
 #[cfg(not(feature = "verbs"))]

@@ -177,7 +177,7 @@ impl Verbs {
         };
         let attempt = || {
             let id = CmId::new(&self.channel)?;
-            id.resolve_address(to, RESOLVE_LIMIT_MS)?;
+            id.resolve_address(self.source, to, RESOLVE_LIMIT_MS)?;
             Ok(Arc::new(id))
         };
         let id = attempt().map_err(|e: Errno| {

@@ -102,6 +102,8 @@ pub struct Verbs {
     epoll: Epoll,
     region: Arc<Region>,
     load: Load,
+    /// Where our connections come from; none: as the route says.
+    source: Option<SocketAddr>,
     /// That of the smallest device.
     queue_pairs_max: u32,
     /// Handles that may be reused, and those whose `Gone` the driver may not have processed.
@@ -164,6 +166,7 @@ impl Verbs {
             epoll,
             region,
             load,
+            source: None,
             queue_pairs_max: limits::QUEUE_PAIRS,
             vacant: Vec::new(),
             departed: Vec::new(),
@@ -182,6 +185,12 @@ impl Verbs {
         };
         verbs.attach_all(api)?;
         Ok(verbs)
+    }
+
+    /// Connects from this address, whose port does not matter; without one the route chooses.
+    #[must_use]
+    pub fn with_source(self, source: Option<SocketAddr>) -> Verbs {
+        Verbs { source, ..self }
     }
 
     /// Names of the devices in use, for log lines.

@@ -1,7 +1,8 @@
-//! Tests with an RDMA device of this machine: `RDMA_ADDRESS=10.77.0.1 cargo test -p rdma --lib
-//! verbs::tests -- --ignored`. The flow `ground` runs them in a guest.
+//! Tests with an RDMA device of this machine, which has two addresses: `RDMA_ADDRESS=10.77.0.1
+//! RDMA_SOURCE=10.77.0.9 cargo test -p rdma --lib verbs::tests -- --ignored`. The flow `ground` runs
+//! them in a guest.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,9 +16,13 @@ use crate::verbs::*;
 const LIMIT: Duration = Duration::from_secs(20);
 const LIMITS: QpLimits = QpLimits { receives: 8, sends: 8, reads: 1 };
 
+/// An address of a device.
+fn named(variable: &str) -> IpAddr {
+    std::env::var(variable).unwrap_or_else(|e| panic!("{variable}: {e}")).parse().unwrap()
+}
+
 fn address() -> SocketAddr {
-    let address = std::env::var("RDMA_ADDRESS").expect("RDMA_ADDRESS is the address of a device");
-    SocketAddr::new(address.parse().unwrap(), 4429)
+    SocketAddr::new(named("RDMA_ADDRESS"), 4429)
 }
 
 fn pool() -> Pool {
@@ -36,6 +41,8 @@ fn pool() -> Pool {
 struct End {
     pool: Pool,
     verbs: Verbs,
+    /// Addresses from which connections were requested.
+    remotes: Vec<IpAddr>,
     established: Vec<Qp>,
     gone: Vec<Reason>,
 }
@@ -45,7 +52,7 @@ impl End {
         let pool = pool();
         let load = Load { receives: 64, sends: 64 };
         let verbs = Verbs::new(Arc::clone(pool.region()), load).unwrap();
-        End { pool, verbs, established: Vec::new(), gone: Vec::new() }
+        End { pool, verbs, remotes: Vec::new(), established: Vec::new(), gone: Vec::new() }
     }
 
     fn post(&mut self, qp: Qp) {
@@ -59,6 +66,7 @@ impl End {
         for event in batch {
             match event {
                 Event::Incoming(incoming) => {
+                    self.remotes.push(incoming.remote.ip());
                     let qp = self.verbs.open(incoming, LIMITS).unwrap();
                     self.post(qp);
                     self.verbs.accept(qp, &[]);
@@ -145,6 +153,18 @@ fn failed_queues_end_their_connections_and_completion_queues_are_replaced() {
     let check = pair.target.verbs.next_device_check;
     pair.run("stays", |pair| pair.target.verbs.next_device_check > check);
     assert_eq!((pair.target.gone.len(), pair.target.verbs.devices.len()), (0, 1));
+}
+
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_connection_is_requested_from_the_source_address() {
+    let mut pair = Pair { target: End::new(), host: End::new() };
+    pair.target.verbs.listen(address()).unwrap();
+    pair.connect();
+    let source = named("RDMA_SOURCE");
+    pair.host.verbs = pair.host.verbs.with_source(Some(SocketAddr::new(source, 0)));
+    pair.connect();
+    assert_eq!(pair.target.remotes, [address().ip(), source]);
 }
 
 #[test]

@@ -194,12 +194,19 @@ impl CmId {
         check(unsafe { (self.api.rdma_listen)(self.raw.as_ptr(), backlog) })
     }
 
-    /// Starts to resolve the address `to`, which binds the id to a device.
-    pub(crate) fn resolve_address(&self, to: SocketAddr, limit_ms: i32) -> Result<(), Errno> {
-        let (address, id) = (SockaddrStorage::from(to), self.raw.as_ptr());
-        let target = address.as_ptr().cast_mut().cast();
-        // SAFETY: the id is live; the address is valid for the call, which only reads it.
-        check(unsafe { (self.api.rdma_resolve_addr)(id, ptr::null_mut(), target, limit_ms) })
+    /// Starts to resolve the address `to`, which binds the id to a device: that of `from`, or that
+    /// of the route.
+    pub(crate) fn resolve_address(
+        &self,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        limit_ms: i32,
+    ) -> Result<(), Errno> {
+        let ends = [from, Some(to)].map(|at| at.map(SockaddrStorage::from));
+        let raw = |at: &Option<SockaddrStorage>| at.as_ref().map_or(ptr::null(), |at| at.as_ptr());
+        let [from, to] = ends.each_ref().map(|at| raw(at).cast_mut().cast());
+        // SAFETY: the id is live; the addresses are valid for the call, which only reads them.
+        check(unsafe { (self.api.rdma_resolve_addr)(self.raw.as_ptr(), from, to, limit_ms) })
     }
 
     /// Starts to resolve the route to the peer, after the address.
