@@ -352,7 +352,15 @@ impl Verbs {
                     Some(key) => self.device_lost(key, "removed"),
                     None => self.close(qp, Reason::Device),
                 },
-                None => self.on_listener_removed(event.id),
+                None => {
+                    self.lose_listener(event.id, "the RDMA device of this listener was removed")
+                }
+            },
+            // As for the kernel's target: the path of a connection leads elsewhere, and requests may
+            // arrive at another device.
+            CmKind::AddressChanged => match qp {
+                Some(qp) => self.close(qp, Reason::Device),
+                None => self.lose_listener(event.id, "a bond has changed to another port"),
             },
             CmKind::Other(number) => tracing::debug!(number, "connection event ignored"),
         }
@@ -410,11 +418,11 @@ impl Verbs {
         }
     }
 
-    fn on_listener_removed(&mut self, id: super::ffi::IdKey) {
+    fn lose_listener(&mut self, id: super::ffi::IdKey, why: &str) {
         self.closing_cm.retain(|closing| closing.id.key() != id);
         let gone = self.listeners.extract_if(.., |(_, listener)| listener.key() == id);
         for (at, _) in gone {
-            tracing::warn!(%at, "the RDMA device of this listener was removed");
+            tracing::warn!(%at, "{why}");
             self.ready.push_back(Event::ListenerLost(at));
         }
     }

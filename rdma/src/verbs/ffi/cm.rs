@@ -70,20 +70,11 @@ impl EventChannel {
                 }
                 None => CmKind::Other(event.event),
             },
-            t::RDMA_CM_EVENT_ADDR_RESOLVED => CmKind::AddressResolved,
-            t::RDMA_CM_EVENT_ROUTE_RESOLVED => CmKind::RouteResolved,
-            t::RDMA_CM_EVENT_ESTABLISHED => CmKind::Established,
-            t::RDMA_CM_EVENT_ADDR_ERROR
-            | t::RDMA_CM_EVENT_ROUTE_ERROR
-            | t::RDMA_CM_EVENT_CONNECT_ERROR
-            | t::RDMA_CM_EVENT_UNREACHABLE => CmKind::Failed,
             t::RDMA_CM_EVENT_REJECTED => {
                 // SAFETY: a reject of a reliable port space carries `conn`.
                 CmKind::Rejected(private_data(unsafe { &event.param.conn }))
             }
-            t::RDMA_CM_EVENT_DISCONNECTED => CmKind::Disconnected,
-            t::RDMA_CM_EVENT_DEVICE_REMOVAL => CmKind::DeviceRemoval,
-            other => CmKind::Other(other),
+            other => CmKind::of(other),
         };
         CmEvent { id: IdKey(event.id as usize), status: event.status, kind }
     }
@@ -118,7 +109,30 @@ pub(crate) enum CmKind {
     Rejected(Vec<u8>),
     Disconnected,
     DeviceRemoval,
+    /// The interface of a listener or of a connection has another hardware address: a bond has
+    /// changed to another port, which may be of another device.
+    AddressChanged,
     Other(u32),
+}
+
+impl CmKind {
+    /// Of an event without parameters.
+    pub(super) fn of(number: u32) -> CmKind {
+        use rdma_cm_event_type as t;
+        match number {
+            t::RDMA_CM_EVENT_ADDR_RESOLVED => CmKind::AddressResolved,
+            t::RDMA_CM_EVENT_ROUTE_RESOLVED => CmKind::RouteResolved,
+            t::RDMA_CM_EVENT_ESTABLISHED => CmKind::Established,
+            t::RDMA_CM_EVENT_ADDR_ERROR
+            | t::RDMA_CM_EVENT_ROUTE_ERROR
+            | t::RDMA_CM_EVENT_CONNECT_ERROR
+            | t::RDMA_CM_EVENT_UNREACHABLE => CmKind::Failed,
+            t::RDMA_CM_EVENT_DISCONNECTED => CmKind::Disconnected,
+            t::RDMA_CM_EVENT_DEVICE_REMOVAL => CmKind::DeviceRemoval,
+            t::RDMA_CM_EVENT_ADDR_CHANGE => CmKind::AddressChanged,
+            other => CmKind::Other(other),
+        }
+    }
 }
 
 /// Parameters of a connection request.

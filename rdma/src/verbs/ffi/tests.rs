@@ -15,7 +15,7 @@ use rdma_sys::{
 
 use crate::Fault;
 use crate::verbs::ffi::async_event::RawEvent;
-use crate::verbs::ffi::cm::{OPTION_ID, OPTION_ID_AFONLY, address};
+use crate::verbs::ffi::cm::{CmKind, OPTION_ID, OPTION_ID_AFONLY, address};
 use crate::verbs::ffi::load::open_library;
 use crate::verbs::ffi::queue_pair::fault;
 use crate::verbs::ffi::{Api, RecvChain, Refused, SendChain};
@@ -108,7 +108,7 @@ fn constants(c: &mut Claims) {
             RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR,
             RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_ERROR,
             RDMA_CM_EVENT_UNREACHABLE, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_ESTABLISHED,
-            RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_DEVICE_REMOVAL }
+            RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ADDR_CHANGE }
     }
     flags! { c:
         ibv_access_flags { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE,
@@ -174,6 +174,15 @@ fn unknown_completion_statuses_map_to_local_faults() {
     assert_eq!(fault(ibv_wc_status::IBV_WC_LOC_PROT_ERR), Some(Fault::Local(4)));
     for status in [24, 1000, u32::MAX] {
         assert_eq!(fault(status), Some(Fault::Local(status)));
+    }
+}
+
+#[test]
+fn a_bond_that_changes_its_port_is_an_event_of_connections_and_listeners() {
+    assert!(matches!(CmKind::of(event::RDMA_CM_EVENT_ADDR_CHANGE), CmKind::AddressChanged));
+    assert!(matches!(CmKind::of(event::RDMA_CM_EVENT_DEVICE_REMOVAL), CmKind::DeviceRemoval));
+    for number in [event::RDMA_CM_EVENT_TIMEWAIT_EXIT, u32::MAX] {
+        assert!(matches!(CmKind::of(number), CmKind::Other(other) if other == number));
     }
     assert_eq!(event::RDMA_CM_EVENT_TIMEWAIT_EXIT, 15);
 }
