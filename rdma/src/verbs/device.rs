@@ -76,9 +76,10 @@ impl Device {
             .map_err(|e| registration_error(name, region.len(), e))?;
         let channel =
             CompChannel::new(context).map_err(|e| failed("create a completion channel", e))?;
+        let vector = context.next_vector();
         let make = |work| {
             let entries = entries_to_ask_for(work, ability.completion_entries);
-            Cq::new(&channel, entries)
+            Cq::new(&channel, entries, vector)
                 .map_err(|e| failed(&format!("create a completion queue of {entries} entries"), e))
         };
         let (received, sent) = (make(load.receives)?, make(load.sends)?);

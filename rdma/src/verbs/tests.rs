@@ -181,7 +181,7 @@ fn a_completion_queue_that_overruns_is_reported_and_can_be_destroyed() {
     let pd = Pd::new(context).unwrap();
     let mr = Mr::new(&pd, pool.region(), 0, pool.region().len() as u64, Access::Local).unwrap();
     let announcements = CompChannel::new(context).unwrap();
-    let [sent, received] = [1, 1].map(|entries| Cq::new(&announcements, entries).unwrap());
+    let [sent, received] = [1, 1].map(|entries| Cq::new(&announcements, entries, 0).unwrap());
     let depths = Depths { sends: 1, receives: 64, inline: 0, signal_all: false };
     let pair = RcQueuePair::new(&id, &pd, &sent, &received, depths).unwrap();
     let mut chain = RecvChain::default();

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::errno::Errno;
@@ -97,6 +98,8 @@ pub(crate) struct Context {
     /// Whether its asynchronous events can be read without waiting.
     pub(super) has_events: bool,
     pub(super) failures: Mutex<Failures>,
+    /// Number of completion vectors that were given to fabrics.
+    vectors: AtomicU32,
 }
 
 impl Drop for Context {
@@ -126,8 +129,8 @@ impl Context {
         // SAFETY: the context is live while the list is.
         let events = unsafe { &raw.as_ref().async_fd };
         let has_events = *events >= 0 && set_nonblocking(borrow(events)).is_ok();
-        let failures = Mutex::default();
-        Context { raw, list: Arc::clone(list), node, has_events, failures }
+        let (failures, vectors) = (Mutex::default(), AtomicU32::new(0));
+        Context { raw, list: Arc::clone(list), node, has_events, failures, vectors }
     }
 
     /// Whether the system has removed it, or waits for its last user. Another device may have its
@@ -141,6 +144,13 @@ impl Context {
 
     pub(crate) fn key(&self) -> DeviceKey {
         DeviceKey(self.raw.as_ptr() as usize)
+    }
+
+    /// The completion vector of the next fabric: each has an interrupt, on a CPU of its own.
+    pub(crate) fn next_vector(&self) -> c_int {
+        // SAFETY: the context is live while the list is.
+        let vectors = unsafe { self.raw.as_ref().num_comp_vectors };
+        completion_vector(self.vectors.fetch_add(1, Ordering::Relaxed), vectors)
     }
 
     pub(crate) fn ability(&self) -> Result<Ability, Errno> {
@@ -168,6 +178,11 @@ impl Context {
             segments: positive(attr.max_sge),
         })
     }
+}
+
+/// The completion vector of one fabric after others, in turn.
+pub(super) fn completion_vector(before: u32, vectors: c_int) -> c_int {
+    (before % vectors.max(1) as u32) as c_int
 }
 
 /// A protection domain.

@@ -74,12 +74,23 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(channel: &Arc<CompChannel>, entries: u32) -> Result<Arc<Cq>, Errno> {
+    /// `vector` is the interrupt of its notifications, as by [`Context::next_vector`].
+    pub(crate) fn new(
+        channel: &Arc<CompChannel>,
+        entries: u32,
+        vector: c_int,
+    ) -> Result<Arc<Cq>, Errno> {
         let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
         let (context, comp) = (channel.context.raw.as_ptr(), channel.raw.as_ptr());
         // SAFETY: context and channel are live and held from now on.
         let raw = check_new(unsafe {
-            (channel.context.list.api.ibv_create_cq)(context, entries, ptr::null_mut(), comp, 0)
+            (channel.context.list.api.ibv_create_cq)(
+                context,
+                entries,
+                ptr::null_mut(),
+                comp,
+                vector,
+            )
         })?;
         Ok(Arc::new(Cq { raw, channel: Arc::clone(channel) }))
     }

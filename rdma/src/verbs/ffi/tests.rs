@@ -16,6 +16,7 @@ use rdma_sys::{
 use crate::Fault;
 use crate::verbs::ffi::async_event::RawEvent;
 use crate::verbs::ffi::cm::{CmKind, OPTION_ID, OPTION_ID_AFONLY, address};
+use crate::verbs::ffi::device::completion_vector;
 use crate::verbs::ffi::load::open_library;
 use crate::verbs::ffi::queue_pair::fault;
 use crate::verbs::ffi::{Api, RecvChain, Refused, SendChain};
@@ -141,6 +142,12 @@ fn layouts_and_constants_agree_with_c() {
     let output = Command::new("cc").arg("-fsyntax-only").arg(&path).output().expect("a C compiler");
     std::fs::remove_file(&path).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn fabrics_use_the_completion_vectors_of_a_device_in_turn() {
+    assert_eq!([0, 1, 7, 8, 17].map(|before| completion_vector(before, 8)), [0, 1, 7, 0, 1]);
+    assert_eq!([0, -1, 1].map(|vectors| completion_vector(u32::MAX, vectors)), [0; 3]);
 }
 
 /// The binary must start on a machine without rdma-core.
