@@ -302,7 +302,7 @@ impl Verbs {
                 connection.hasten_peer();
             }
             Err(e) => {
-                tracing::info!(qp = qp.0, "cannot accept: {}", e.desc());
+                tracing::debug!(qp = qp.0, "cannot accept: {}", e.desc());
                 self.close(qp, Reason::NotEstablished);
             }
         }
