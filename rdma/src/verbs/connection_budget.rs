@@ -12,6 +12,9 @@ use super::{CONNECTIONS, Verbs};
 const PARTS: u32 = 4;
 /// Burst: several hosts with all their queues.
 const BURST: Duration = Duration::from_millis(10);
+/// Time that an operation counts at most. Drivers wait up to a minute for a command that an adapter
+/// does not answer: hosts that reconnect after that should not wait four times as long again.
+const CHARGE_MAX: Duration = Duration::from_millis(250);
 
 /// The time used by connection setup, as the time from which it may use more: [`BURST`] before it
 /// is compensated.
@@ -28,7 +31,7 @@ impl Allowance {
     /// Connection setup has used this time.
     pub(super) fn spend(&mut self, now: Instant, taken: Duration) {
         let rested = now.checked_sub(BURST * PARTS).unwrap_or(now);
-        self.next = self.next.max(rested) + taken * PARTS;
+        self.next = self.next.max(rested) + taken.min(CHARGE_MAX) * PARTS;
     }
 
     /// When it may use more.
@@ -152,5 +155,13 @@ mod tests {
         assert_eq!(allowance.next(), now + Duration::from_millis(360));
         assert!(!allowance.allows(now + Duration::from_millis(359)));
         assert!(allowance.allows(now + Duration::from_millis(360)));
+    }
+
+    #[test]
+    fn an_operation_that_hangs_pauses_connections_for_a_second() {
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        allowance.spend(now, Duration::from_secs(60));
+        assert_eq!(allowance.next(), now + Duration::from_millis(960));
     }
 }
