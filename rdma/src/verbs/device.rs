@@ -2,8 +2,9 @@
 //! completion queues on one channel, one for receives and one for everything else, so that a
 //! sleeping driver can defer completions of responses.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -211,6 +212,26 @@ pub(super) fn too_few_descriptors() -> Option<String> {
     })
 }
 
+/// Which device cannot be opened: librdmacm does not report it.
+pub(super) fn closed_node() -> Option<String> {
+    closed_node_of(Path::new("/sys/class/infiniband_verbs"), Path::new("/dev/infiniband"))
+}
+
+fn closed_node_of(devices: &Path, nodes: &Path) -> Option<String> {
+    let entries = fs::read_dir(devices).ok()?.flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    names.retain(|name| name.as_encoded_bytes().starts_with(b"uverbs"));
+    names.sort();
+    names.iter().find_map(|name| {
+        let node = nodes.join(name);
+        let error = File::options().read(true).write(true).open(&node).err()?;
+        Some(format!(
+            "no RDMA device can be used: {}: {error}; give this user, container or unit access to it",
+            node.display()
+        ))
+    })
+}
+
 fn descriptors_error(limit: u64) -> String {
     format!(
         "cannot open an RDMA device: too many open files; RLIMIT_NOFILE is {limit}: raise it \
@@ -269,6 +290,25 @@ mod tests {
         for part in ["too many open files", "RLIMIT_NOFILE is 16", "LimitNOFILE="] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_reported_with_its_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let [devices, nodes] = ["class", "dev"].map(|name| directory.path().join(name));
+        let of = || closed_node_of(&devices, &nodes);
+        assert_eq!(of(), None, "no device");
+        fs::create_dir_all(&nodes).unwrap();
+        for name in ["uverbs0", "uverbs1", "abi_version"] {
+            fs::create_dir_all(devices.join(name)).unwrap();
+        }
+        fs::write(nodes.join("uverbs0"), "").unwrap();
+        let text = of().unwrap();
+        for part in ["/dev/uverbs1: No such file or directory", "access to it"] {
+            assert!(text.contains(part), "{text}");
+        }
+        fs::write(nodes.join("uverbs1"), "").unwrap();
+        assert_eq!(of(), None);
     }
 
     #[test]

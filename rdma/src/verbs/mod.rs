@@ -601,7 +601,7 @@ fn window(work: &Work) -> (u64, u32) {
 }
 
 fn no_device(e: Option<Errno>) -> FabricError {
-    if let Some(why) = device::too_few_descriptors() {
+    if let Some(why) = device::too_few_descriptors().or_else(device::closed_node) {
         return FabricError(why);
     }
     let system = e.map(|e| format!(" ({})", e.desc())).unwrap_or_default();
