@@ -463,7 +463,7 @@ impl Verbs {
     /// when the driver has processed all events: it may have posted work in response, which
     /// completes first. So nothing can follow `Gone`.
     pub(super) fn advance_closing(&mut self) {
-        let now = self.now;
+        let (now, mut late) = (self.now, Vec::new());
         let mut index = 0;
         while let Some(qp) = self.closing.get(index).copied() {
             let Some(connection) = self.connection(qp) else {
@@ -486,11 +486,16 @@ impl Verbs {
                 let pair = connection.pair.take();
                 connection.posted = Fifo::default();
                 self.destroy(pair);
-                for id in self.flights.of(qp) {
-                    self.complete_unreported(id, Err(Fault::Flushed));
-                }
+                late.push(qp);
             }
             index += 1;
+        }
+        // Those of a failed device all at once: each scan takes long where there are many.
+        if !late.is_empty() {
+            late.sort_unstable();
+            for id in self.flights.of(&late) {
+                self.complete_unreported(id, Err(Fault::Flushed));
+            }
         }
         self.closing_cm.retain(|closing| closing.until > now);
     }

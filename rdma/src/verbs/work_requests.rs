@@ -103,9 +103,11 @@ impl FlightTable {
         Some(flight)
     }
 
-    /// Ids of all work requests of a queue pair. Scans the whole table.
-    pub(super) fn of(&self, qp: Qp) -> Vec<u64> {
-        let ours = |slot: &Slot| slot.flight.as_ref().is_some_and(|flight| flight.qp == qp);
+    /// Ids of all work requests of some queue pairs, in ascending order. Scans the whole table.
+    pub(super) fn of(&self, pairs: &[Qp]) -> Vec<u64> {
+        let ours = |slot: &Slot| {
+            slot.flight.as_ref().is_some_and(|flight| pairs.binary_search(&flight.qp).is_ok())
+        };
         let id = |(i, slot): (usize, &Slot)| u64::from(slot.generation) << 32 | i as u64;
         self.slots.iter().enumerate().filter(|(_, slot)| ours(slot)).map(id).collect()
     }
@@ -186,7 +188,8 @@ mod tests {
             assert_eq!(flight.tag, ids.len() as u64);
             ids.push(id);
         }
-        assert_eq!(table.of(Qp(0)).len(), 3);
+        let count = |pairs: &[Qp]| table.of(pairs).len();
+        assert_eq!([&[][..], &[Qp(0)], &[Qp(1), Qp(7)], &[Qp(0), Qp(1)]].map(count), [0, 3, 2, 5]);
         for id in &ids {
             pool.give(table.take(*id).unwrap().work.into_buf());
             assert!(table.take(*id).is_none());
