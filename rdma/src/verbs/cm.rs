@@ -432,7 +432,7 @@ impl Verbs {
     pub(super) fn close(&mut self, qp: Qp, reason: Reason) {
         let deadline = self.now + FLUSH_LIMIT;
         let Some(connection) = self.connection(qp) else { return };
-        if matches!(connection.phase, ConnectPhase::Closing { .. }) {
+        if connection.is_closing() {
             return;
         }
         let answered = matches!(connection.phase, ConnectPhase::Accepted | ConnectPhase::Up);
@@ -566,6 +566,10 @@ impl VerbsConnection {
 
     pub(super) fn is_up(&self) -> bool {
         self.phase == ConnectPhase::Up
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.phase, ConnectPhase::Closing { .. })
     }
 
     fn is_iwarp(&self) -> bool {

@@ -5,6 +5,13 @@ use crate::verbs::device::Device;
 use crate::verbs::work_requests::Flight;
 use crate::{Completion, Event, Fault, Qp, Tag, Work};
 
+/// The fault of a work request. What fails on a connection that was closed only follows from that,
+/// whatever the code: `rdma_rxe` of Linux 6.1 has an "operation error" for work of a queue pair that
+/// was stopped.
+fn reported(fault: Fault, is_closing: bool) -> Fault {
+    if is_closing { Fault::Flushed } else { fault }
+}
+
 impl Verbs {
     /// A work request has completed: removes it, and its own registration if it has one.
     pub(super) fn complete(&mut self, id: u64, outcome: Result<u32, Fault>) -> Option<Completion> {
@@ -14,8 +21,9 @@ impl Verbs {
             return None;
         };
         drop(sink);
-        let mut died = false;
+        let (mut died, mut is_closing) = (false, false);
         if let Some(connection) = self.connection(qp) {
+            is_closing = connection.is_closing();
             match work {
                 Work::Recv(_) => connection.receives -= 1,
                 _ => connection.sends -= 1,
@@ -25,6 +33,7 @@ impl Verbs {
         if died {
             self.stop_queue_pair(qp);
         }
+        let outcome = outcome.map_err(|fault| reported(fault, is_closing));
         let outcome = match &work {
             Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
             other => outcome.map(|_| other.buf().len()),
@@ -152,5 +161,18 @@ impl Verbs {
     /// returned can only complete after it.)
     pub(super) fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
         self.defer(Completion::new(qp, tag, work, Err(fault)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::verbs::completions::*;
+
+    #[test]
+    fn work_that_fails_after_its_connection_was_closed_is_flushed() {
+        for fault in [Fault::Local(2), Fault::Unreachable, Fault::Flushed] {
+            assert_eq!(reported(fault, true), Fault::Flushed);
+            assert_eq!(reported(fault, false), fault);
+        }
     }
 }
