@@ -528,7 +528,8 @@ impl Provisioner {
         if lost.is_empty() {
             return;
         }
-        let why = "its RDMA device was removed; it is listened at again when that is back";
+        let why = "its RDMA device was removed, or the address has moved to another port or device; \
+                   it is listened at again when a device has the address";
         for at in lost {
             // Also if the state of the listener has changed meanwhile.
             self.registry.reactor(0).send(Message::Unlisten(at));
