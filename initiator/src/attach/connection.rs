@@ -66,6 +66,8 @@ pub(super) struct Connection {
     is_readable: bool,
     /// Nothing more is read.
     is_ending: bool,
+    /// That was noted.
+    has_left: bool,
     /// Nothing can be sent any more.
     is_broken: bool,
     /// The last write did not take all.
@@ -91,6 +93,7 @@ impl Connection {
             requests: 0,
             is_readable: true,
             is_ending: false,
+            has_left: false,
             is_broken: false,
             is_blocked: false,
             has_finished: false,
@@ -155,6 +158,12 @@ impl Connection {
         }
     }
 
+    /// Whether nothing more is read: once.
+    pub(super) fn leaves(&mut self) -> bool {
+        self.is_ending && !std::mem::replace(&mut self.has_left, true)
+    }
+
+    #[cfg(test)]
     pub(super) fn is_ending(&self) -> bool {
         self.is_ending
     }

@@ -60,8 +60,8 @@ impl ConnectionTable {
         for (number, place) in self.places.iter_mut().enumerate() {
             let Some(connection) = place else { continue };
             any |= act(connection, number, &mut s);
-            if connection.is_ending() {
-                s.requests.forget(number);
+            if connection.leaves() {
+                s.requests.abandon(number);
             }
             if connection.is_over() {
                 *place = None;
@@ -341,6 +341,19 @@ mod tests {
         }
         lab.turn_beside(true, begun + 7 * step + STALL_LIMIT);
         assert!(is_ending(&lab));
+    }
+
+    #[test]
+    fn a_write_waits_for_that_of_a_client_that_has_left() {
+        let (mut lab, now) = (Lab::new(3), Instant::now());
+        let [mut killed, mut next] = [client(&mut lab, now), client(&mut lab, now)];
+        send(&mut killed, WRITE, 4096, 4096);
+        lab.turn(now);
+        drop(killed);
+        lab.turn(now);
+        send(&mut next, WRITE, 4096, 4096);
+        lab.turn(now);
+        assert_eq!((lab.requests.in_use(), lab.requests.held.len()), (2, 1));
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::nbd::{Command, Errno, Kind, Negotiated, Reply};
 
 /// Bits of a tag that number the piece.
 const PIECE_BITS: u32 = 32;
+/// The connection of a slot that is free.
+const NOBODY: usize = usize::MAX - 2;
 
 /// A request of a client.
 #[derive(Debug)]
@@ -39,6 +41,10 @@ pub(super) struct RequestTable {
     free: Vec<u32>,
     /// With pieces to send.
     ready: VecDeque<u32>,
+    /// Changes under way of clients that have left.
+    abandoned: Vec<u32>,
+    /// Changes that wait for one of those, in order.
+    pub(super) held: Vec<u32>,
     /// To be answered.
     answered: VecDeque<u32>,
     /// Connections and devices that wait for memory, in order.
@@ -50,7 +56,7 @@ impl RequestTable {
     pub(super) fn new(most: u32) -> RequestTable {
         let command = Command { kind: Kind::Flush, flags: 0, cookie: 0, offset: 0, len: 0 };
         let slot = |_| Request {
-            connection: 0,
+            connection: NOBODY,
             command,
             negotiated: Negotiated::default(),
             bufs: Vec::new(),
@@ -66,6 +72,8 @@ impl RequestTable {
             slots: (0..most).map(slot).collect(),
             free: (0..most).rev().collect(),
             ready: VecDeque::with_capacity(most as usize),
+            abandoned: Vec::new(),
+            held: Vec::new(),
             answered: VecDeque::with_capacity(most as usize),
             waiting: VecDeque::new(),
             counters: Counters::default(),
@@ -111,6 +119,24 @@ impl RequestTable {
         begun
     }
 
+    /// The client of a connection has left. Its changes are carried out, maybe much later: those of
+    /// the same blocks that others submit from now on come after them.
+    pub(super) fn abandon(&mut self, connection: usize) {
+        self.forget(connection);
+        let RequestTable { slots, held, .. } = self;
+        let is_its = |n: &mut u32| slots[*n as usize].connection == connection;
+        // They were not sent, and nobody waits for them.
+        for n in held.extract_if(.., is_its).collect::<Vec<_>>() {
+            self.slots[n as usize].error = Some(Errno::Shutdown);
+            self.answer(n);
+        }
+        let is_left = |slot: &Request| {
+            slot.connection == connection && slot.is_change() && slot.reply.is_none()
+        };
+        let left = self.slots.iter().zip(0..).filter(|(slot, _)| is_left(slot));
+        self.abandoned.extend(left.map(|(_, n)| n));
+    }
+
     /// A connection or device does not wait any more. Returns whether it did.
     pub(super) fn forget(&mut self, connection: usize) -> bool {
         let before = self.waiting.len();
@@ -149,13 +175,20 @@ impl RequestTable {
 
     /// All data of a request are there: it is sent, or answered.
     pub(super) fn submit(&mut self, n: u32) {
-        let slot = &mut self.slots[n as usize];
+        let slot = &self.slots[n as usize];
         match slot.command.kind {
             _ if slot.error.is_some() => self.answer(n),
             // Nothing is cached here; and what is allocated is not known.
             Kind::Cache | Kind::BlockStatus | Kind::Disconnect | Kind::Unknown(_) => self.answer(n),
+            _ if self.follows_abandoned(n) => self.held.push(n),
             _ => self.queue(n),
         }
+    }
+
+    /// Whether it is a change of blocks that a client which has left changes, too.
+    fn follows_abandoned(&self, n: u32) -> bool {
+        let slot = |n: u32| &self.slots[n as usize];
+        slot(n).is_change() && self.abandoned.iter().any(|it| slot(*it).overlaps(slot(n)))
     }
 
     /// The part of a buffer that receives data from `at` on, of a write whose data are coming.
@@ -222,7 +255,9 @@ impl RequestTable {
 
     /// Frees a request: its reply is sent, or nobody waits for it.
     pub(super) fn free(&mut self, n: u32, pool: &mut Pool) {
-        self.slots[n as usize].bufs.drain(..).flatten().for_each(|buf| pool.give(buf));
+        let slot = &mut self.slots[n as usize];
+        slot.bufs.drain(..).flatten().for_each(|buf| pool.give(buf));
+        slot.connection = NOBODY;
         self.free.push(n);
     }
 
@@ -237,6 +272,9 @@ impl RequestTable {
         self.counters.add(slot.command.kind, slot.command.len, outcome.is_ok());
         slot.reply = Some(Reply::new(&slot.command, outcome, slot.negotiated));
         self.answered.push_back(n);
+        if self.abandoned.extract_if(.., |it| *it == n).count() > 0 {
+            std::mem::take(&mut self.held).into_iter().for_each(|n| self.submit(n));
+        }
     }
 }
 
@@ -264,6 +302,16 @@ impl Request {
 
     pub(super) fn outcome(&self) -> Result<(), Errno> {
         self.error.map_or(Ok(()), Err)
+    }
+
+    fn is_change(&self) -> bool {
+        matches!(self.command.kind, Kind::Write | Kind::Trim | Kind::WriteZeroes)
+    }
+
+    fn overlaps(&self, other: &Request) -> bool {
+        let range = |it: &Command| (it.offset, it.offset.saturating_add(it.len.into()));
+        let (own, others) = (range(&self.command), range(&other.command));
+        own.0 < others.1 && others.0 < own.1
     }
 
     fn has_data(&self) -> bool {
@@ -361,6 +409,34 @@ pub(super) mod tests {
             largest_bytes,
         };
         Pool::new(plan).expect("memory")
+    }
+
+    #[test]
+    fn a_change_waits_for_those_of_the_same_blocks_of_clients_that_have_left() {
+        let mut pool = pool(4096);
+        let mut table = RequestTable::new(8);
+        let mut begin = |table: &mut RequestTable, connection, kind, offset| {
+            let command = Command { kind, flags: 0, cookie: 0, offset, len: 4096 };
+            let negotiated = Negotiated::default();
+            let n = table.begin(connection, command, Ok(()), negotiated, &mut pool, 4096);
+            let n = n.expect("there is memory");
+            table.submit(n);
+            n
+        };
+        let old = begin(&mut table, 0, Kind::Write, 4096);
+        let same = begin(&mut table, 1, Kind::Write, 4096);
+        table.abandon(0);
+        let read = begin(&mut table, 1, Kind::Read, 4096);
+        let beside = begin(&mut table, 1, Kind::Trim, 8192);
+        let new = begin(&mut table, 1, Kind::WriteZeroes, 4096);
+        assert_eq!(table.ready, [old, same, read, beside], "clients know the order of their own");
+        let of_next = begin(&mut table, 2, Kind::Write, 4096);
+        table.abandon(2);
+        assert_eq!(table.next_answered(), Some(of_next), "it was not sent, and fails");
+        table.answer(old);
+        assert_eq!(table.ready, [old, same, read, beside, new]);
+        let newest = begin(&mut table, 3, Kind::Write, 4096);
+        assert_eq!(table.ready.back(), Some(&newest));
     }
 
     #[test]
