@@ -121,7 +121,7 @@ impl Server {
     pub(super) fn serve(&mut self, listeners: Listeners) -> Result<(), Error> {
         let outcome = self.run(listeners);
         if let Some(device) = self.ublk.take() {
-            device.close(outcome.is_err());
+            device.close(outcome.is_err(), self.host.multipath().is_lost());
         }
         outcome
     }

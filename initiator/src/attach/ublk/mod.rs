@@ -56,6 +56,8 @@ pub(super) struct Ublk {
     queues: Queues,
     number: u32,
     features: u64,
+    /// An earlier process has left it: it may have writes that wait.
+    is_left: bool,
     state: State,
     /// The size that the kernel knows, or will know.
     size_bytes: u64,
@@ -105,6 +107,7 @@ impl Ublk {
             queues,
             number: info.device,
             features: info.features,
+            is_left,
             state: State::Starting,
             size_bytes,
             is_stale: false,
@@ -330,20 +333,48 @@ impl Ublk {
         self.state == State::Left || self.is_stopped() && self.stopping.is_none()
     }
 
-    /// Closes it; removes it if it is stopped, and in any case if `is_lost`: then its requests
-    /// fail.
-    pub(super) fn close(self, is_lost: bool) {
+    /// Closes it, and removes it if it is stopped. After a failure a device that was added here, and
+    /// any without paths, is stopped first: then its requests fail.
+    pub(super) fn close(self, has_failed: bool, is_lost: bool) {
         let (number, path, is_stopped) = (self.number, self.path(), self.is_stopped());
-        let is_lost = is_lost || self.has_failed();
+        let is_removed = has_failed && is_removed_after_failure(self.is_left, is_lost);
         // Its ring takes back what the kernel has, and the device has to be closed to be removed.
         drop(self);
-        if is_lost && !is_stopped {
-            setup::remove_unstarted(number);
-        } else if is_stopped {
-            match setup::remove(number) {
+        match is_stopped {
+            true => match setup::remove(number) {
                 Ok(()) => info!("{path} is removed"),
                 Err(why) => warn!("{why}"),
-            }
+            },
+            false if is_removed => setup::remove_unstarted(number),
+            false if has_failed => warn!(
+                "{path} stays, and its requests wait until nvmf attach is started again; to lose \
+                 them: `nvmf attach --detach {path} --force`"
+            ),
+            false => {}
+        }
+    }
+}
+
+/// Whether a device is removed after a failure, with its requests. What an earlier process has left may
+/// have those of a file system: they wait for the next one, as long as there may be a path.
+fn is_removed_after_failure(is_left: bool, is_lost: bool) -> bool {
+    is_lost || !is_left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recovered_device_stays_after_a_failure_unless_all_paths_are_lost() {
+        for (is_left, is_lost, is_removed) in
+            [(false, false, true), (true, false, false), (false, true, true), (true, true, true)]
+        {
+            assert_eq!(
+                is_removed_after_failure(is_left, is_lost),
+                is_removed,
+                "{is_left} {is_lost}"
+            );
         }
     }
 }
