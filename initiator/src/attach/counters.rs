@@ -38,6 +38,11 @@ impl Counters {
         }
     }
 
+    /// Requests other than reads that were answered.
+    pub(super) fn written(&self) -> u64 {
+        self.kinds.iter().skip(1).map(|kind| kind.requests).sum()
+    }
+
     /// Returns the counters in the order of [`KINDS`].
     pub(super) fn all(&self) -> impl Iterator<Item = KindCounters> {
         self.kinds.iter().copied()

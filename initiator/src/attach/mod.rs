@@ -44,8 +44,8 @@ use ublk::Ublk;
 const PIECE_BYTES: u32 = 1 << 20;
 /// Requests to the namespace at once: more than the pool has buffers for long ones.
 const REQUESTS: u32 = 4096;
-/// For what a start does after it has waited for a target.
-const START_MARGIN: Duration = Duration::from_secs(10);
+/// For what a start or an end does after it has waited.
+const TIMEOUT_MARGIN: Duration = Duration::from_secs(10);
 
 /// Options of `nvmf attach`: with `--status`, none of the others is required.
 #[derive(Clone, Debug)]
@@ -311,9 +311,14 @@ fn outlast_killed(host: &mut MultipathHost, stop: &mut Stop) -> bool {
 /// Lets that time pass, and has the service manager wait as much longer for the start, whatever the limit
 /// of the unit is. Returns whether to go on.
 fn outlast(wait: Duration, host: &mut MultipathHost, stop: &mut Stop) -> bool {
-    let extended = u32::try_from((wait + START_MARGIN).as_micros()).unwrap_or(u32::MAX);
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(extended)]);
+    extend_timeout(wait);
     host.pass_time(Instant::now() + wait, || !stop.wait(Duration::ZERO))
+}
+
+/// Has the service manager wait as long for the start or the end.
+fn extend_timeout(wait: Duration) {
+    let extended = u32::try_from((wait + TIMEOUT_MARGIN).as_micros()).unwrap_or(u32::MAX);
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(extended)]);
 }
 
 /// Listens at a Unix socket that only this user may connect to. One that nobody listens at is replaced, and

@@ -12,6 +12,7 @@ use tracing::{error, info, warn};
 
 use super::connection::{Connection, MOST_REQUESTS, Shared};
 use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECTIONS};
+use super::extend_timeout;
 use super::metrics_file::MetricsFile;
 use super::operation::RequestTable;
 use super::status::{self, Served, Status};
@@ -26,7 +27,7 @@ use crate::{Error, MultipathHost};
 
 /// The longest sleep, which limits the effect of a missed wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// Time for requests that are under way when the end is asked for.
+/// Time for one of the requests that are under way when the end is asked for.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long to look for events before sleeping, if none is expected.
 const SPIN: Duration = Duration::from_micros(100);
@@ -62,12 +63,35 @@ pub(super) struct Listeners {
 enum Ending {
     /// Not asked for.
     No,
-    /// Requests under way are carried out, until then.
-    Draining(Instant),
+    /// Requests under way are carried out.
+    Draining(Drain),
     /// The last Flush is under way, until then.
     Flushing(Instant),
     /// The controllers are being shut down, until then.
     Closing(Instant),
+}
+
+/// The end of the requests that are under way. A device of the kernel has those that write what is
+/// cached, which may take any time: it ends when nothing was written for [`DRAIN_LIMIT`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Drain {
+    until: Instant,
+    /// Requests other than reads that were answered when it began.
+    written: u64,
+}
+
+impl Drain {
+    fn new(now: Instant, written: u64) -> Drain {
+        Drain { until: now + DRAIN_LIMIT, written }
+    }
+
+    /// Goes on if something was written in time. Returns whether it does.
+    fn goes_on(&mut self, now: Instant, written: u64) -> bool {
+        if now >= self.until && written > self.written {
+            *self = Drain::new(now, written);
+        }
+        now < self.until
+    }
 }
 
 /// Everything.
@@ -183,29 +207,41 @@ impl Server {
         }
         let device_ended = self.ublk.as_mut().is_none_or(Ublk::has_ended);
         let is_drained = device_ended && self.requests.in_use() == 0;
-        match self.ending {
-            Ending::Draining(until) if is_drained || now >= until => {
-                let left = self.requests.in_use();
-                if left > 0 {
-                    warn!("{left} requests of clients are not done, and fail");
+        match &mut self.ending {
+            Ending::Draining(drain) => {
+                let until = drain.until;
+                let goes_on = drain.goes_on(now, self.requests.counters().written());
+                if drain.until > until {
+                    extend_timeout(drain.until - now + 2 * CLOSE_LIMIT);
                 }
-                self.ending = Ending::Flushing(until.max(now + CLOSE_LIMIT));
-                let (operation, tag) = (Operation::Flush, LAST_FLUSH);
-                let flush = BlockRequest { operation, slba: 0, blocks: 0, data: None, tag };
-                if self.options.is_read_only || self.host.submit(flush).is_err() {
-                    self.close(now);
+                if is_drained || !goes_on {
+                    self.flush(now, until.max(now + CLOSE_LIMIT));
                 }
             }
-            Ending::Flushing(until) if now >= until => {
+            Ending::Flushing(until) if now >= *until => {
                 warn!("the last flush is not done: what was not flushed may not be durable");
                 self.close(now);
             }
             Ending::Closing(until) => {
-                return Ok(self.host.multipath().is_closed() || now >= until);
+                return Ok(self.host.multipath().is_closed() || now >= *until);
             }
             _ => {}
         }
         Ok(false)
+    }
+
+    /// Sends the last Flush.
+    fn flush(&mut self, now: Instant, until: Instant) {
+        let left = self.requests.in_use();
+        if left > 0 {
+            warn!("{left} requests of clients are not done, and fail");
+        }
+        self.ending = Ending::Flushing(until);
+        let (operation, tag) = (Operation::Flush, LAST_FLUSH);
+        let flush = BlockRequest { operation, slba: 0, blocks: 0, data: None, tag };
+        if self.options.is_read_only || self.host.submit(flush).is_err() {
+            self.close(now);
+        }
     }
 
     fn close(&mut self, now: Instant) {
@@ -314,7 +350,8 @@ impl Server {
         let now = Instant::now();
         let until = match self.ending {
             Ending::No => None,
-            Ending::Draining(at) | Ending::Flushing(at) | Ending::Closing(at) => Some(at),
+            Ending::Draining(Drain { until, .. }) => Some(until),
+            Ending::Flushing(at) | Ending::Closing(at) => Some(at),
         };
         let clients = self.connections.deadline();
         let metrics = self.metrics.as_ref().map(MetricsFile::due);
@@ -391,7 +428,8 @@ impl Server {
     /// The end is asked for.
     fn end(&mut self) {
         info!("ending: requests under way are carried out first");
-        self.ending = Ending::Draining(Instant::now() + DRAIN_LIMIT);
+        let written = self.requests.counters().written();
+        self.ending = Ending::Draining(Drain::new(Instant::now(), written));
         self.connections.listen(None);
         self.vhost_user.iter_mut().for_each(VhostUser::end);
         let force = self.options.is_temporary;
@@ -488,5 +526,21 @@ fn current_export(host: &MultipathHost, options: &ExportOptions) -> Export {
         block_bytes: namespace.block_bytes,
         preferred_bytes: namespace.preferred_bytes.next_power_of_two().clamp(4096, 1 << 20),
         most_bytes: nbd::MOST_BYTES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_waits_for_requests_as_long_as_something_is_written() {
+        let begun = Instant::now();
+        let at = |limits: u32| begun + limits * DRAIN_LIMIT;
+        let mut drain = Drain::new(begun, 7);
+        let just_before = at(1) - Duration::from_millis(1);
+        assert!(drain.goes_on(just_before, 7) && drain.goes_on(at(1), 8));
+        assert!(drain.goes_on(at(2), 9) && drain.goes_on(at(3) - Duration::from_millis(1), 9));
+        assert!(!drain.goes_on(at(3), 9));
     }
 }
