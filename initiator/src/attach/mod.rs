@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use nix::sys::stat::{Mode, umask};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::bench::report::print;
 use crate::interrupt::Stop;
@@ -269,10 +269,20 @@ fn serve_namespace(
     let metrics = metrics.map(|path| MetricsFile::new(path, Instant::now())).transpose()?;
     let mut server = Server::new(host, stop, export, metrics);
     let outcome = server.serve(listeners);
-    // Nobody can use them any more; a failure to remove them does no harm.
-    for socket in args.nbd.iter().chain(&args.vhost_user).chain([&state]) {
+    let is_pending = server.leaves_changes();
+    for socket in args.nbd.iter().chain(&args.vhost_user) {
+        if is_pending {
+            warn!(
+                "the target may still have writes that are not done: the next nvmf attach at {} \
+                 waits for them, as after a kill",
+                socket.display()
+            );
+            continue;
+        }
+        // Nobody can use it any more; a failure to remove it does no harm.
         let _ = std::fs::remove_file(socket);
     }
+    let _ = std::fs::remove_file(&state);
     outcome.map(|()| ExitCode::SUCCESS)
 }
 

@@ -110,6 +110,8 @@ pub(super) struct Server {
     /// As of the last notice.
     properties: DeviceProperties,
     ending: Ending,
+    /// The target may still carry out changes.
+    leaves_changes: bool,
     iterations: u32,
 }
 
@@ -134,6 +136,7 @@ impl Server {
             stop,
             options,
             ending: Ending::No,
+            leaves_changes: false,
             iterations: 0,
         }
     }
@@ -144,6 +147,7 @@ impl Server {
     /// All paths are given up, or the device of the kernel cannot be started.
     pub(super) fn serve(&mut self, listeners: Listeners) -> Result<(), Error> {
         let outcome = self.run(listeners);
+        self.leaves_changes |= self.host.multipath().has_sent_changes();
         if let Some(device) = self.ublk.take() {
             device.close(outcome.is_err(), self.host.multipath().is_lost());
         }
@@ -244,7 +248,13 @@ impl Server {
         }
     }
 
+    /// Whether the target may still carry out changes after the end.
+    pub(super) fn leaves_changes(&self) -> bool {
+        self.leaves_changes
+    }
+
     fn close(&mut self, now: Instant) {
+        self.leaves_changes = self.host.multipath().has_sent_changes();
         self.ending = Ending::Closing(now + CLOSE_LIMIT);
         self.host.close();
     }

@@ -485,6 +485,12 @@ impl Multipath {
         self.table.outstanding()
     }
 
+    /// Whether a target may carry out changes that are not done.
+    #[must_use]
+    pub fn has_sent_changes(&self) -> bool {
+        self.table.has_sent_changes()
+    }
+
     /// Whether a request is done.
     #[must_use]
     pub fn has_done(&self) -> bool {

@@ -60,6 +60,13 @@ impl RequestTable {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether changes are sent, or were sent by an association that may not have ended at the target.
+    pub(super) fn has_sent_changes(&self) -> bool {
+        let is_sent = |slot: &Slot| matches!(slot.state, State::Sent | State::Replay(_));
+        let mut slots = self.slots.iter().flatten();
+        slots.any(|slot| is_sent(slot) && slot.request.operation.is_change())
+    }
+
     pub(super) fn has_done(&self) -> bool {
         !self.done.is_empty()
     }

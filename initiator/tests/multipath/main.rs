@@ -571,6 +571,30 @@ fn a_pending_write_fails_after_the_end_of_its_association_at_the_target() {
     lab.close();
 }
 
+/// Whoever ends before that has to tell the next one.
+#[test]
+fn changes_are_reported_as_long_as_a_target_may_carry_them_out() {
+    let mut lab = quiet();
+    lab.submit(Operation::Read, 0, 1);
+    lab.settle();
+    assert!(!lab.machine.has_sent_changes());
+    time_of(&mut lab);
+    lab.submit(Operation::Write { fua: false }, 0, 1);
+    lab.settle();
+    assert!(lab.machine.has_sent_changes());
+    for port in 0..2 {
+        lab.target.ports[port].is_cut = true;
+        lab.target.fail_links(port, &Reason::Device);
+    }
+    lab.settle();
+    let begun = lab.now;
+    lab.run_until(6, |lab| !lab.machine.has_sent_changes());
+    assert_eq!(((lab.now - begun).as_secs(), lab.under_way.len()), (4, 1), "it is queued");
+    (0..2).for_each(|port| lab.act(Act::Heal(port)));
+    time_of(&mut lab);
+    lab.close();
+}
+
 #[test]
 fn a_path_whose_identifiers_could_not_be_read_is_connected_again() {
     let mut lab = Lab::new(1, common(0).0, false);
