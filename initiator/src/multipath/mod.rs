@@ -73,7 +73,8 @@
 //!
 //! A path is used if its namespace has the identifiers (UUID, NGUID, EUI-64) and the block size of
 //! the first one, and commands may be as long; otherwise it is reset, for the reason that is
-//! reported. The size may change: [`Notice::Resized`].
+//! reported. The size may change: [`Notice::Resized`]. Limits of Write Zeroes and Discard (WZSL, DMRSL)
+//! are the smallest that any path has had.
 
 mod disposition;
 mod namespace;

@@ -112,6 +112,18 @@ impl Namespace {
         }
     }
 
+    /// What may change: size and write protection are as now. Limits become no larger, because what they
+    /// allow has to be possible by each path. (Those of reads and writes stay: buffers have been made by
+    /// them.)
+    pub(super) fn adopt(&mut self, found: &Namespace) {
+        self.blocks = found.blocks;
+        self.is_write_protected = found.is_write_protected;
+        self.zeroes_deallocate &= found.zeroes_deallocate;
+        self.deallocated_are_zeros &= found.deallocated_are_zeros;
+        self.max_zeroes_blocks = self.max_zeroes_blocks.min(found.max_zeroes_blocks);
+        self.max_discard_blocks = self.max_discard_blocks.min(found.max_discard_blocks);
+    }
+
     /// Why another path's namespace cannot stand in for this one, if it cannot.
     pub(super) fn difference(&self, other: &Namespace) -> Option<String> {
         if self.ids != other.ids {

@@ -313,9 +313,7 @@ impl Path {
                 if known.is_write_protected != is_on {
                     s.notices.push_back(Notice::WriteProtection { is_on });
                 }
-                // The limits stay: requests that are queued have been made by them.
-                known.blocks = found.blocks;
-                known.is_write_protected = is_on;
+                known.adopt(&found);
                 self.view = Some(found);
             }
             (Some(found), None) => {

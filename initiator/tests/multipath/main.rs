@@ -657,6 +657,24 @@ fn a_change_of_the_write_protection_is_reported() {
     lab.close();
 }
 
+/// A target that was started again with other limits.
+#[test]
+fn smaller_limits_of_write_zeroes_and_discards_are_adopted_at_a_reconnect() {
+    let mut lab = quiet();
+    let limits = |lab: &Lab| {
+        let namespace = lab.machine.namespace().expect("live");
+        (namespace.max_zeroes_blocks, namespace.max_discard_blocks)
+    };
+    for (wzsl, dmrsl, expected) in [(3, 32, (64, 32)), (5, 64, (64, 32)), (0, 0, (64, 32))] {
+        (lab.target.wzsl, lab.target.dmrsl) = (wzsl, dmrsl);
+        let before = lab.machine.counters(0).connects;
+        lab.target.close_port(0);
+        lab.run_until(10, |lab| lab.machine.counters(0).connects > before);
+        assert_eq!(limits(&lab), expected, "{wzsl} {dmrsl}");
+    }
+    lab.close();
+}
+
 #[test]
 fn more_requests_than_agreed_are_refused_with_their_data() {
     let mut lab = Lab::new(1, MultipathOptions { requests: 2, ..common(0).0 }, false);

@@ -11,8 +11,8 @@ use initiator::rng::Random;
 use nvme::fabrics::{Connect, ConnectData, ConnectResult, FabricsType, PropertyGet, PropertySet};
 use nvme::feature::{AsyncEvent, AsyncEventConfig, FeatureId, NumberOfQueues, SetFeatures};
 use nvme::identify::{
-    Cmic, Cns, ControllerType, Identify, IdentifyController, IdentifyNamespace, LbaFormat,
-    NamespaceIds, Oncs, Sgls,
+    Cmic, Cns, ControllerType, Identify, IdentifyController, IdentifyControllerNvm,
+    IdentifyNamespace, LbaFormat, NamespaceIds, Oncs, Sgls,
 };
 use nvme::ids::LogId;
 use nvme::log::{AnaGroup, AnaHeader, AnaState, GetLogPage};
@@ -88,6 +88,10 @@ pub(crate) struct Target {
     pub(crate) size_blocks: u64,
     pub(crate) is_removed: bool,
     pub(crate) is_write_protected: bool,
+    /// WZSL: the longest Write Zeroes has 8 << wzsl blocks.
+    pub(crate) wzsl: u8,
+    /// DMRSL, in blocks.
+    pub(crate) dmrsl: u32,
     /// How many of the next commands that read the identifiers fail.
     pub(crate) unread_identifiers: u32,
     blocks: Vec<u64>,
@@ -250,6 +254,8 @@ impl Target {
             size_blocks: BLOCKS,
             is_removed: false,
             is_write_protected: false,
+            wzsl: 5,
+            dmrsl: 64,
             unread_identifiers: 0,
             blocks: vec![0; 2 * BLOCKS as usize],
             durable: vec![0; 2 * BLOCKS as usize],
@@ -598,6 +604,11 @@ impl Target {
             }
             Cns::NAMESPACE_DESCRIPTORS if !self.is_removed => {
                 NamespaceIds { uuid: Some([5; 16]), ..NamespaceIds::default() }.emit(&mut page);
+            }
+            Cns::CSI_CONTROLLER => {
+                let (wzsl, dmrsl) = (self.wzsl, self.dmrsl);
+                IdentifyControllerNvm { wzsl, dmrsl, ..IdentifyControllerNvm::default() }
+                    .emit(&mut page);
             }
             _ => {}
         }
