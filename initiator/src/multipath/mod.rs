@@ -180,7 +180,7 @@ pub enum Unaccepted {
 /// What has happened, for a log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
-    /// A path can be used.
+    /// A path can be used, or has the namespace again.
     Live {
         /// Its number.
         path: usize,

@@ -295,6 +295,7 @@ impl Path {
     fn evaluate(&mut self, s: &mut Shared<'_>, r: &mut Resources<'_>) {
         let path = s.number;
         let had = self.view.is_some() || self.state() != PathState::Live;
+        let is_back = !had && self.scan.found.is_some();
         match (self.scan.found, s.namespace.as_mut()) {
             (None, _) => {
                 self.view = None;
@@ -320,6 +321,9 @@ impl Path {
                 *s.namespace = Some(found);
                 self.view = Some(found);
             }
+        }
+        if is_back {
+            s.notices.push_back(Notice::Live { path, ana: self.ana });
         }
         self.become_live(s);
     }

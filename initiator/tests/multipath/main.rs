@@ -627,8 +627,10 @@ fn the_outcome_of_requests_is_reported_before_they_are_submitted() {
         |lab: &Lab| lab.notices.iter().filter(|n| matches!(n, Notice::Removed { .. })).count();
     lab.run_until(3, |lab| removed(lab) == 2);
     assert_eq!(outcome(&lab), RequestOutcome::Fail);
+    lab.notices.clear();
     lab.act(Act::Restore);
     lab.run_until(3, |lab| outcome(lab) == RequestOutcome::CarriedOut);
+    assert!(matches!(lab.notices[..], [Notice::Live { .. }, ..]), "{:?}", lab.notices);
     for port in 0..2 {
         lab.target.ports[port].is_cut = true;
         lab.target.fail_links(port, &Reason::Device);
