@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::stat::{major, minor};
 use nix::unistd::{Whence, lseek};
 
 use crate::multipath::{BlockRequest, Operation, Unaccepted};
@@ -178,6 +179,13 @@ impl FileVolume {
         }
         let found_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let is_regular = kind.is_file();
+        if size_bytes.is_some() && !is_regular {
+            // The next start of the machine may give the name to another disk.
+            let device = metadata.rdev();
+            let directory = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+            let disk = disk_id(Path::new(&directory)).unwrap_or_default();
+            identity += &format!(", {found_bytes} bytes, {disk}");
+        }
         let size_bytes = size_bytes.filter(|_| is_regular).unwrap_or(found_bytes);
         let (path, done) = (path.to_owned(), VecDeque::new());
         Ok(FileVolume { file, path, size_bytes, found_bytes, is_regular, identity, done })
@@ -244,6 +252,15 @@ impl FileVolume {
         }
         Ok(())
     }
+}
+
+/// What the kernel knows to identify a disk with this directory in sysfs, or that of the partition.
+fn disk_id(directory: &Path) -> Option<String> {
+    let names = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "loop/backing_file"];
+    let places = [directory.to_owned(), directory.join("..")];
+    let mut files = places.iter().flat_map(|place| names.map(|name| place.join(name)));
+    let id = files.find_map(|file| std::fs::read_to_string(file).ok());
+    id.map(|id| id.trim().to_owned())
 }
 
 fn local(path: &Path, error: &std::io::Error) -> Error {
@@ -351,5 +368,23 @@ impl NamespaceVolume {
             Error::Local(format!("{name}, at {}: {why}", part.offset))
         });
         Some((part, outcome))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_devices_and_partitions_have_the_id_of_the_device() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let partition = directory.path().join("sda1");
+        std::fs::create_dir(&partition).expect("made");
+        assert_eq!(disk_id(directory.path()), None);
+        std::fs::create_dir(directory.path().join("device")).expect("made");
+        std::fs::write(directory.path().join("device/wwid"), "naa.5000\n").expect("written");
+        for of in [directory.path(), &partition] {
+            assert_eq!(disk_id(of).as_deref(), Some("naa.5000"));
+        }
     }
 }
