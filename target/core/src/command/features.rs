@@ -285,6 +285,7 @@ fn value_of_reservations(get: &GetFeatures, controller: &Controller) -> Result<u
     controller.association.reach.check(namespace.ana_group)?;
     match get.fid {
         FeatureId::RESERVATION_PERSISTENCE => {
+            namespace.check_loaded()?;
             Ok(Persistence(0).with_ptpl(namespace.reservation.persists()).0)
         }
         _ => Ok(controller.association.reservations.mask(get.nsid).0),
@@ -511,6 +512,19 @@ mod tests {
             }
             assert_eq!(reply(ask(get(0x0B, 0, 0).with_nsid(1), &mut controller)), 0);
         }
+    }
+
+    #[test]
+    fn reservation_persistence_of_an_image_in_standby_is_unknown() {
+        let mut controller = nvm();
+        let ControllerKind::Nvm(subsystem) = &controller.role else { panic!() };
+        let health = Arc::clone(&subsystem.namespaces[0].health);
+        health.set_standby(true);
+        let status = ask(get(0x83, 0, 0).with_nsid(1), &mut controller).unwrap_err();
+        assert_eq!((status.code(), status.dnr()), (0x302, false));
+        assert_eq!(reply(ask(get(0x82, 0, 0).with_nsid(1), &mut controller)), 0, "of the host");
+        health.set_standby(false);
+        assert_eq!(reply(ask(get(0x83, 0, 0).with_nsid(1), &mut controller)), 0);
     }
 
     #[test]

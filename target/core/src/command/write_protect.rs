@@ -27,6 +27,7 @@ pub(super) fn value(get: &GetFeatures, controller: &Controller) -> Result<u32, S
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
     let namespace = subsystem.namespace(get.nsid)?;
     controller.association.reach.check(namespace.ana_group)?;
+    namespace.check_loaded()?;
     Ok(NamespaceWriteProtect(0).with_state(state(namespace)).0)
 }
 
@@ -45,6 +46,7 @@ pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, St
     // All or none.
     for namespace in namespaces {
         controller.association.reach.check(namespace.ana_group)?;
+        namespace.check_loaded()?;
         if namespace.is_shared() {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -186,5 +188,21 @@ mod tests {
             let status = ask(sqe, &mut controller).unwrap_err();
             assert_eq!((status.code(), status.dnr()), (0x302, false));
         }
+    }
+
+    /// What another gateway has persisted is not known yet: "nothing to do" may be untrue.
+    #[test]
+    fn write_protect_fails_while_the_image_is_in_standby() {
+        let mut controller = protecting();
+        let ControllerKind::Nvm(subsystem) = &controller.role else { panic!() };
+        let health = Arc::clone(&subsystem.namespaces[0].health);
+        health.set_standby(true);
+        for sqe in [get(1, 0), get(1, 1), set(1, 0), set(1, 1), set(NSID_ALL, 0)] {
+            let status = ask(sqe, &mut controller).unwrap_err();
+            assert_eq!((status.code(), status.dnr()), (0x302, false));
+        }
+        assert_eq!(ask(get(2, 0), &mut controller), Ok(Plan::Reply(0)));
+        health.set_standby(false);
+        assert_eq!(ask(set(1, 0), &mut controller), Ok(Plan::Reply(0)));
     }
 }
