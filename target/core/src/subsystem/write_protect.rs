@@ -127,19 +127,18 @@ impl Protection {
     }
 
     /// Loads what is persisted: another daemon has changed it, and this one takes the namespace. What
-    /// lasts until a power cycle stays until this daemon ends.
+    /// lasts until a power cycle stays until this daemon ends. Returns true if the state has changed.
     ///
     /// # Errors
     /// As [`Protection::kept`]; the state is unchanged.
-    pub fn reload(&self) -> Result<(), String> {
+    pub fn reload(&self) -> Result<bool, String> {
         let _unchanged = self.held();
-        if let Some(file) = &self.file {
-            let state = file.load()?.unwrap_or(WriteProtectState::NONE);
-            if self.state() != WriteProtectState::UNTIL_POWER_CYCLE {
-                self.state.store(state.0, Ordering::Release);
-            }
+        let Some(file) = &self.file else { return Ok(false) };
+        let state = file.load()?.unwrap_or(WriteProtectState::NONE);
+        if self.state() == WriteProtectState::UNTIL_POWER_CYCLE {
+            return Ok(false);
         }
-        Ok(())
+        Ok(self.state.swap(state.0, Ordering::AcqRel) != state.0)
     }
 
     /// Prevents changes of the state while the namespace is formatted, until the returned value is
@@ -235,6 +234,18 @@ mod tests {
                 let later = if now.0 == 2 { 0 } else { now.0 };
                 assert_eq!(made(&store).state().0, later, "{from} to {to}");
             }
+        }
+    }
+
+    #[test]
+    fn a_reload_reports_whether_another_daemon_has_changed_the_state() {
+        let store = MemorySections::default();
+        let (own, other) = (made(&store), made(&store));
+        assert_eq!(own.reload(), Ok(false));
+        for state in [WriteProtectState::PROTECTED, WriteProtectState::NONE] {
+            other.change(state).unwrap();
+            assert_eq!((own.reload(), own.state()), (Ok(true), state));
+            assert_eq!(own.reload(), Ok(false));
         }
     }
 

@@ -48,7 +48,7 @@ impl Gateway {
     fn reload(&self) -> Result<(), String> {
         self.records.refresh()?;
         self.reservation.reload()?;
-        self.protection.reload()
+        self.protection.reload().map(drop)
     }
 
     fn reserve(&self, host: [u8; 16]) -> Result<(), Status> {

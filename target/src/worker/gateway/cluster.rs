@@ -190,7 +190,9 @@ impl Cluster {
         self.records.refresh()?;
         for GroupImage { reservation, protection, .. } in images {
             reservation.reload()?;
-            protection.reload()?;
+            if protection.reload()? {
+                self.registry.announce(&protection.subsystem, protection.nsid);
+            }
             self.registry.apply_reservation(reservation);
         }
         Ok(())
