@@ -168,6 +168,10 @@ impl Persist for NamespaceObject {
         let object = self.records.lock().object.as_ref().map(|(_, object)| object.clone());
         PathBuf::from(format!("{}/{}", object.unwrap_or_default(), self.key("*")))
     }
+
+    fn is_of_group(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use crate::controller::{
 };
 use crate::subsystem::ana::{ANA_GROUPS, ANACAP, ANATT_S};
 use crate::subsystem::event_log::PELS_64K;
-use crate::subsystem::write_protect::NWPC;
 use crate::subsystem::{MAX_NSID, Namespace, Subsystem};
 
 /// The highest namespace id (NN). The active list contains the ids that exist, and one page of it
@@ -234,7 +233,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         // (`independent_namespace` reports a namespace without a cache.) Flush of all namespaces at
         // once is not supported (10b): each has its own device.
         vwc: Vwc(0).with_present(true).with_flush_all(2),
-        nwpc: if subsystem.protects() { NWPC } else { 0 },
+        nwpc: subsystem.nwpc(),
         subnqn: subsystem.nqn.into(),
         ioccsz_16: (SQE_BYTES + in_capsule) / 16,
         msdbd: sgl::msdbd(in_capsule),

@@ -268,6 +268,11 @@ impl Subsystem {
         self.namespaces.iter().any(|n| n.protection.is_supported())
     }
 
+    /// Namespace Write Protection Capabilities.
+    pub(crate) fn nwpc(&self) -> u8 {
+        self.namespaces.iter().fold(0, |all, namespace| all | namespace.protection.nwpc())
+    }
+
     /// Whether fused commands may be served: not if other daemons serve all namespaces too.
     #[must_use]
     pub fn fuses(&self) -> bool {

@@ -64,6 +64,11 @@ pub trait Persist: Debug + Send + Sync {
 
     /// The file, for an administrator.
     fn path(&self) -> PathBuf;
+
+    /// Whether the gateways of a group have it together.
+    fn is_of_group(&self) -> bool {
+        false
+    }
 }
 
 impl dyn Persist {
@@ -100,12 +105,18 @@ pub(crate) mod tests {
     pub(crate) struct MemorySections {
         sections: Arc<Mutex<BTreeMap<&'static str, String>>>,
         fails: Arc<AtomicBool>,
+        is_of_group: bool,
     }
 
     impl MemorySections {
         /// Makes every write fail, or not any more.
         pub(crate) fn fail(&self, fails: bool) {
             self.fails.store(fails, Ordering::Relaxed);
+        }
+
+        /// Those of a gateway group.
+        pub(crate) fn of_group() -> MemorySections {
+            MemorySections { is_of_group: true, ..MemorySections::default() }
         }
 
         pub(crate) fn is_empty(&self) -> bool {
@@ -141,6 +152,10 @@ pub(crate) mod tests {
 
         fn path(&self) -> PathBuf {
             "memory".into()
+        }
+
+        fn is_of_group(&self) -> bool {
+            self.is_of_group
         }
     }
 

@@ -3,7 +3,8 @@
 //! All controllers of a subsystem share the state of a namespace, one byte that I/O reads. The
 //! worker changes it, one request after another, and persists it in a file before it answers. A
 //! power cycle is a start of the daemon: protection until then ends with it. Without a directory
-//! for the file there is no such feature, because "permanent" would be untrue.
+//! for the file there is no such feature, because "permanent" would be untrue. In a gateway group
+//! there is no power cycle: the namespace would be writable as soon as another gateway serves it.
 //!
 //! ```text
 //! No Write Protect ◄──► Write Protect
@@ -25,7 +26,9 @@ use tracing::info;
 use crate::subsystem::persistence::{Persist, Section, not_persisted};
 
 /// NWPC: all four states, if they can be persisted.
-pub(crate) const NWPC: u8 = 0b111;
+const NWPC: u8 = 0b111;
+/// NWPC in a gateway group: without Write Protect Until Power Cycle.
+const NWPC_OF_GROUP: u8 = 0b101;
 
 /// The write protection of one namespace, shared by all its users. Compared by identity.
 #[derive(Debug)]
@@ -71,6 +74,21 @@ impl Protection {
         self.file.is_some()
     }
 
+    /// Whether the namespace is one of a gateway group, and so is not protected until a power cycle.
+    #[must_use]
+    pub fn is_of_group(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.is_of_group())
+    }
+
+    /// Namespace Write Protection Capabilities.
+    pub(crate) fn nwpc(&self) -> u8 {
+        match (self.is_supported(), self.is_of_group()) {
+            (false, _) => 0,
+            (true, true) => NWPC_OF_GROUP,
+            (true, false) => NWPC,
+        }
+    }
+
     /// The present state.
     #[must_use]
     pub fn state(&self) -> WriteProtectState {
@@ -93,6 +111,9 @@ impl Protection {
         let old = self.state();
         match old {
             _ if new.name().is_none() => Err(Status::INVALID_FIELD.with_dnr()),
+            _ if new == WriteProtectState::UNTIL_POWER_CYCLE && self.is_of_group() => {
+                Err(Status::INVALID_FIELD.with_dnr())
+            }
             WriteProtectState::NONE | WriteProtectState::PROTECTED => Ok(()),
             _ if new == old => Ok(()),
             _ => Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr()),
@@ -126,8 +147,8 @@ impl Protection {
         Ok(true)
     }
 
-    /// Loads what is persisted: another daemon has changed it, and this one takes the namespace. What
-    /// lasts until a power cycle stays until this daemon ends. Returns true if the state has changed.
+    /// Loads what is persisted: another daemon has changed it, and this one takes the namespace.
+    /// Returns true if the state has changed.
     ///
     /// # Errors
     /// As [`Protection::kept`]; the state is unchanged.
@@ -135,9 +156,6 @@ impl Protection {
         let _unchanged = self.held();
         let Some(file) = &self.file else { return Ok(false) };
         let state = file.load()?.unwrap_or(WriteProtectState::NONE);
-        if self.state() == WriteProtectState::UNTIL_POWER_CYCLE {
-            return Ok(false);
-        }
         Ok(self.state.swap(state.0, Ordering::AcqRel) != state.0)
     }
 
@@ -247,6 +265,19 @@ mod tests {
             assert_eq!((own.reload(), own.state()), (Ok(true), state));
             assert_eq!(own.reload(), Ok(false));
         }
+    }
+
+    /// The start of one gateway, or the service by another, would end it.
+    #[test]
+    fn namespaces_of_a_gateway_group_are_not_protected_until_a_power_cycle() {
+        let protection = made(&MemorySections::of_group());
+        let refused = Err(Status::INVALID_FIELD.with_dnr());
+        assert_eq!(protection.change(WriteProtectState::UNTIL_POWER_CYCLE), refused);
+        assert_eq!(protection.nwpc(), 0b101);
+        for state in [WriteProtectState::PROTECTED, WriteProtectState::PERMANENT] {
+            assert_eq!(protection.change(state), Ok(true));
+        }
+        assert_eq!(made(&MemorySections::default()).nwpc(), 0b111);
     }
 
     #[test]

@@ -74,6 +74,12 @@ async fn protect(
         let remedy = "add one to the configuration and restart, or set `read_only = true`";
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
     }
+    if is == WriteProtectState::UNTIL_POWER_CYCLE && protection.is_of_group() {
+        let error = "a gateway group has no power cycle: the protection would end as soon as another \
+                     gateway serves the namespace";
+        let remedy = "protect it until `nvmfctl namespace unprotect`: without --until-power-cycle";
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy));
+    }
     protection.check(is).map_err(|_| settled(name(was)))?;
     let mut differences = Vec::new();
     if was != is {
