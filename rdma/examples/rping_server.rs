@@ -26,14 +26,7 @@ const MESSAGE: u32 = 16;
 /// The client may answer before we see our own completions, so there is room for two rounds.
 const LIMITS: QpLimits = QpLimits { receives: 4, sends: 8, reads: 16 };
 const DEEP: QpLimits = QpLimits { receives: 2000, sends: 2000, reads: 16 };
-const PLAN: PoolPlan = PoolPlan {
-    cells: 256,
-    receives: 0,
-    lead_bytes: 0,
-    tail_bytes: 0,
-    data_bytes: 8 << 20,
-    largest_bytes: 1 << 20,
-};
+const PLAN: PoolPlan = PoolPlan::without_receives(256, 8 << 20, 1 << 20);
 
 struct Server {
     pool: Pool,

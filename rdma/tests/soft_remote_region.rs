@@ -77,14 +77,7 @@ struct Prey {
 impl Prey {
     /// With nothing exposed, as at a target; or much, as at a host.
     fn new(host: bool, rights: Rights) -> Prey {
-        let plan = PoolPlan {
-            cells: 4,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 16 * 4096,
-            largest_bytes: 4096,
-        };
+        let plan = PoolPlan::without_receives(4, 16 * 4096, 4096);
         let mut pool = Pool::new(plan).unwrap();
         let mut closed: Vec<Buf> = std::iter::from_fn(|| pool.take_data(4096)).collect();
         assert_eq!(closed.len(), 16);

@@ -29,14 +29,11 @@ const READS: u8 = 16;
 const INVALID_SERVICE_ID: i32 = 8;
 
 /// The pool of a connecting end: data of one measurement (`send` has twice as many), and messages.
-pub(super) const PLAN: PoolPlan = PoolPlan {
-    cells: MAX_DEPTH * (SENDS_PER_OPERATION + 1),
-    receives: 0,
-    lead_bytes: 0,
-    tail_bytes: 0,
-    data_bytes: SENDS_PER_OPERATION as u64 * MAX_OUTSTANDING_BYTES as u64,
-    largest_bytes: MAX_BYTES,
-};
+pub(super) const PLAN: PoolPlan = PoolPlan::without_receives(
+    MAX_DEPTH * (SENDS_PER_OPERATION + 1),
+    SENDS_PER_OPERATION as u64 * MAX_OUTSTANDING_BYTES as u64,
+    MAX_BYTES,
+);
 
 /// Results of one measurement.
 #[derive(Clone, Debug)]

@@ -33,14 +33,11 @@ const SENDS_PER_OPERATION: u32 = 4;
 const READS: u8 = 16;
 
 /// The pool of a listening end: 64 MiB of data, and the messages of all connections.
-pub(super) const PLAN: PoolPlan = PoolPlan {
-    cells: MAX_CONNECTIONS as u32 * MAX_DEPTH * (SENDS_PER_OPERATION + 1),
-    receives: 0,
-    lead_bytes: 0,
-    tail_bytes: 0,
-    data_bytes: MAX_CONNECTIONS as u64 * MAX_OUTSTANDING_BYTES as u64,
-    largest_bytes: MAX_BYTES,
-};
+pub(super) const PLAN: PoolPlan = PoolPlan::without_receives(
+    MAX_CONNECTIONS as u32 * MAX_DEPTH * (SENDS_PER_OPERATION + 1),
+    MAX_CONNECTIONS as u64 * MAX_OUTSTANDING_BYTES as u64,
+    MAX_BYTES,
+);
 
 /// The listening end.
 #[derive(Default)]

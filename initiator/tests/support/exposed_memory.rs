@@ -19,14 +19,7 @@ pub(crate) struct ExposedMemory {
 
 impl ExposedMemory {
     pub(crate) fn new(region: &Arc<Region>) -> ExposedMemory {
-        let handles = PoolPlan {
-            cells: 8192,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        };
+        let handles = PoolPlan::without_receives(8192, 0, 4096);
         ExposedMemory {
             region: region.clone(),
             handles: Pool::new(handles).expect("memory"),

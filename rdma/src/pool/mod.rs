@@ -68,6 +68,12 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
+    /// A pool whose messages are received in cells or data buffers.
+    #[must_use]
+    pub const fn without_receives(cells: u32, data_bytes: u64, largest_bytes: u32) -> PoolPlan {
+        PoolPlan { cells, receives: 0, lead_bytes: 0, tail_bytes: 0, data_bytes, largest_bytes }
+    }
+
     /// Bytes of one receive buffer.
     #[must_use]
     pub fn receive_bytes(&self) -> u64 {

@@ -34,14 +34,7 @@ const LIMITS: QpLimits = QpLimits { receives: 16, sends: 16, reads: 4 };
 const PORT: u16 = 4420;
 
 fn plan() -> PoolPlan {
-    PoolPlan {
-        cells: 16,
-        receives: 0,
-        lead_bytes: 0,
-        tail_bytes: 0,
-        data_bytes: 8 << 20,
-        largest_bytes: 1 << 20,
-    }
+    PoolPlan::without_receives(16, 8 << 20, 1 << 20)
 }
 
 fn open_config() -> Config {

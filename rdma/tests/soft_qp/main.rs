@@ -63,14 +63,7 @@ struct End {
 
 impl End {
     fn new(settings: &Settings) -> End {
-        let plan = PoolPlan {
-            cells: 64,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 4 << 20,
-            largest_bytes: 1 << 20,
-        };
+        let plan = PoolPlan::without_receives(64, 4 << 20, 1 << 20);
         let mut qp = QueuePair::new(16, 16);
         qp.ready_to_receive(settings);
         qp.ready_to_send();

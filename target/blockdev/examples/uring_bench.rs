@@ -89,14 +89,11 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         return Err("the store is smaller than one transfer".into());
     }
     let largest_bytes = job.bytes.next_power_of_two();
-    let mut pool = Pool::new(PoolPlan {
-        cells: 0,
-        receives: 0,
-        lead_bytes: 0,
-        tail_bytes: 0,
-        data_bytes: u64::from(job.depth) * u64::from(largest_bytes),
+    let mut pool = Pool::new(PoolPlan::without_receives(
+        0,
+        u64::from(job.depth) * u64::from(largest_bytes),
         largest_bytes,
-    })?;
+    ))?;
     let limits = RingLimits { ops: job.depth, backings: 1 };
     let mut ring = Ring::new(pool.region().clone(), limits, job.engine)?;
     ring.attach(STORE, backing)?;

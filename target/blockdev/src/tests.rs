@@ -237,14 +237,7 @@ impl Stage {
         let dir = directory();
         let backing =
             BackingDevice::open(&config(&dir.path().join("a"), Some(1 << 20), 512)).unwrap();
-        let plan = PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 1 << 20,
-            largest_bytes: 1 << 16,
-        };
+        let plan = PoolPlan::without_receives(0, 1 << 20, 1 << 16);
         (dir, Stage { pool: Pool::new(plan).unwrap(), backing })
     }
 

@@ -177,14 +177,7 @@ struct RawPeer {
 
 impl RawPeer {
     fn new(listener: &Listener, host: u8) -> RawPeer {
-        let plan = PoolPlan {
-            cells: 1024,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 1 << 20,
-            largest_bytes: 1 << 20,
-        };
+        let plan = PoolPlan::without_receives(1024, 1 << 20, 1 << 20);
         let pool = Pool::new(plan).expect("memory");
         let source = Some([127, listener.net[0], listener.net[1], host].into());
         let options = Options { source, ..Options::default() };

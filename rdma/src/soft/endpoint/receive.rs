@@ -438,14 +438,7 @@ mod tests {
     use crate::{Pool, PoolPlan, QpLimits};
 
     fn pool() -> Pool {
-        let plan = PoolPlan {
-            cells: 1,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        };
+        let plan = PoolPlan::without_receives(1, 0, 4096);
         Pool::new(plan).unwrap()
     }
 

@@ -228,15 +228,7 @@ mod tests {
     use crate::{Pool, PoolPlan, Remote};
 
     fn pool() -> Pool {
-        Pool::new(PoolPlan {
-            cells: 4,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        })
-        .unwrap()
+        Pool::new(PoolPlan::without_receives(4, 0, 4096)).unwrap()
     }
 
     #[test]

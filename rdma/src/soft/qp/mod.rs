@@ -541,14 +541,7 @@ mod tests {
     /// What is asked before packets are made is what making them would show.
     #[test]
     fn a_queue_pair_rests_when_it_has_nothing_to_send_and_only_then() {
-        let plan = PoolPlan {
-            cells: 2,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        };
+        let plan = PoolPlan::without_receives(2, 0, 4096);
         let (mut pool, mut memory) = (Pool::new(plan).unwrap(), Memory::new(0));
         let (mut reorder, mut events) = (ReorderBuffer::new(8), Vec::new());
         let cells = [pool.take_cell().unwrap(), pool.take_cell().unwrap()];

@@ -38,14 +38,11 @@ impl Job {
 
     fn pool(&self) -> Pool {
         let largest_bytes = self.len.next_power_of_two().max(4096);
-        let plan = PoolPlan {
-            cells: 8 * self.depth + 64,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 2 * u64::from(largest_bytes) * u64::from(self.depth),
+        let plan = PoolPlan::without_receives(
+            8 * self.depth + 64,
+            2 * u64::from(largest_bytes) * u64::from(self.depth),
             largest_bytes,
-        };
+        );
         Pool::new(plan).unwrap()
     }
 }

@@ -94,14 +94,7 @@ impl Bench {
 
     /// With the file of a directory.
     pub(super) fn at(directory: &Path) -> Bench {
-        let plan = PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 1 << 20,
-            largest_bytes: 1 << 16,
-        };
+        let plan = PoolPlan::without_receives(0, 1 << 20, 1 << 16);
         let pool = Pool::new(plan).unwrap();
         let limits = RingLimits { ops: 16, backings: 4 };
         let engine = crate::testing::io_engine();

@@ -56,16 +56,9 @@ impl Memory {
     /// # Errors
     /// There is no memory for the zeros.
     pub(crate) fn new(region: Arc<Region>, registered: bool) -> io::Result<Memory> {
-        let zeros = Pool::new(PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: u64::from(ZEROS_BYTES),
-            largest_bytes: ZEROS_BYTES,
-        })?
-        .region()
-        .clone();
+        let zeros = Pool::new(PoolPlan::without_receives(0, u64::from(ZEROS_BYTES), ZEROS_BYTES))?
+            .region()
+            .clone();
         Ok(Memory { region, zeros, registered })
     }
 

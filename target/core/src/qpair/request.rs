@@ -543,14 +543,7 @@ mod tests {
 
     #[test]
     fn a_reused_request_slot_has_no_extension_state_of_its_predecessor() {
-        let plan = PoolPlan {
-            cells: 2,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 4096,
-            largest_bytes: 4096,
-        };
+        let plan = PoolPlan::without_receives(2, 4096, 4096);
         let mut pool = Pool::new(plan).unwrap();
         let mut slot = Request::new(None);
         slot.begin(pool.take_cell().unwrap(), 0, 0);

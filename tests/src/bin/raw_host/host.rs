@@ -13,14 +13,7 @@ use rdma::{
     RemoteRegion, Wake, Work,
 };
 
-const PLAN: PoolPlan = PoolPlan {
-    cells: 4096,
-    receives: 0,
-    lead_bytes: 0,
-    tail_bytes: 0,
-    data_bytes: 8 << 20,
-    largest_bytes: 4 << 20,
-};
+const PLAN: PoolPlan = PoolPlan::without_receives(4096, 8 << 20, 4 << 20);
 
 /// Receives of a connection: more than the outstanding commands of any queue here.
 const RECEIVES: u32 = 160;

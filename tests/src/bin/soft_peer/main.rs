@@ -25,14 +25,7 @@ use rdma::{
     RemoteRegion, Wake, Work,
 };
 
-const PLAN: PoolPlan = PoolPlan {
-    cells: 1024,
-    receives: 0,
-    lead_bytes: 0,
-    tail_bytes: 0,
-    data_bytes: 32 << 20,
-    largest_bytes: 1 << 20,
-};
+const PLAN: PoolPlan = PoolPlan::without_receives(1024, 32 << 20, 1 << 20);
 
 /// What every role works with.
 struct World {

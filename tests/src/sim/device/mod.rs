@@ -665,14 +665,7 @@ mod tests {
     }
 
     fn bench(seed: u64, faults: DeviceFaults) -> Bench {
-        let plan = PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 1 << 20,
-            largest_bytes: 1 << 16,
-        };
+        let plan = PoolPlan::without_receives(0, 1 << 20, 1 << 16);
         let (pool, now) = (Pool::new(plan).unwrap(), Instant::now());
         let trace = Arc::new(Trace::new(super::super::trace::Telling::Nothing, now));
         let mut disk = SimDevice::new(seed, faults, &[(64, 512)], now, trace);

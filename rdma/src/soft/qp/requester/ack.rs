@@ -269,14 +269,7 @@ mod tests {
     /// A late NAK behind newer acknowledgements of its train, for a packet before them.
     #[test]
     fn a_stale_nak_behind_newer_acks_causes_no_retransmission() {
-        let plan = PoolPlan {
-            cells: 16,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        };
+        let plan = PoolPlan::without_receives(16, 0, 4096);
         let (mut pool, mut memory) = (Pool::new(plan).unwrap(), Memory::new(0));
         let (mut reorder, mut events) = (ReorderBuffer::new(8), Vec::new());
         let settings = Settings {
