@@ -9,8 +9,8 @@ use rdma::soft::qp::memory_region::{Memory, Rights};
 use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
 use rdma::soft::wire::header::{
-    AtomicEth, Bth, Extended, HeaderBytes, ICRC_BYTES, MAX_MESSAGE_BYTES, Nak, Packet, Reth,
-    RnrTimer, Syndrome, padding,
+    Bth, Extended, HeaderBytes, ICRC_BYTES, MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer,
+    Syndrome, padding,
 };
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Psn, Qpn};
@@ -30,17 +30,14 @@ enum Way {
     /// Several, the last of this code.
     LongWrite(Opcode),
     Read,
-    Atomic(Opcode),
 }
 
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 5] = [
     Way::Write(Opcode::WriteOnly),
     Way::Write(Opcode::WriteOnlyImmediate),
     Way::LongWrite(Opcode::WriteLast),
     Way::LongWrite(Opcode::WriteLastImmediate),
     Way::Read,
-    Way::Atomic(Opcode::CompareSwap),
-    Way::Atomic(Opcode::FetchAdd),
 ];
 
 impl Way {
@@ -48,7 +45,6 @@ impl Way {
         match self {
             Way::Write(_) | Way::LongWrite(_) => Rights::WRITE,
             Way::Read => Rights::READ,
-            Way::Atomic(_) => Rights::ATOMIC,
         }
     }
 }
@@ -86,7 +82,7 @@ impl Prey {
         let (mut exposed, mut open, mut stale) = (Vec::new(), Vec::new(), Vec::new());
         if host {
             // Every other one is opened, so each has closed neighbours.
-            let sets = [Rights::READ, Rights::WRITE, Rights::ATOMIC, Rights::ALL, Rights::NONE];
+            let sets = [Rights::READ, Rights::WRITE, Rights::ALL, Rights::NONE];
             for (at, rights) in sets.into_iter().enumerate() {
                 let mut buf = closed.remove(at + 1);
                 buf.select(WINDOW.0, WINDOW.1);
@@ -207,13 +203,11 @@ impl Prey {
         let changed = self.changed();
         let what = format!("{way:?} key {key:#x} at {address:#x}, {length} bytes: {answer:?}");
         let odd = match way {
-            Way::Atomic(_) => !address.is_multiple_of(8),
             // What the way cannot carry is refused as such.
             Way::Write(_) => length > MTU,
             Way::LongWrite(_) => length <= MTU || length > MAX_MESSAGE_BYTES,
             Way::Read => length > MAX_MESSAGE_BYTES,
         };
-        let length = if is_atomic(way) { 8 } else { length };
         let open = self.may(way.needs(), key, address, length);
         if odd || !open && length > 0 {
             assert_eq!((changed, shown.len(), lives), (0, 0, false), "{what}");
@@ -229,8 +223,6 @@ impl Prey {
         let (writes, reads) = match way {
             Way::Write(_) | Way::LongWrite(_) => (length as usize, 0),
             Way::Read => (0, length as usize),
-            // Each changes all eight bytes; see `datagrams`.
-            Way::Atomic(_) => (8, 0),
         };
         assert!(
             answer == Some(Syndrome::ACK) || matches!(answer, Some(Syndrome::Ack(_))),
@@ -265,16 +257,6 @@ fn datagrams(way: Way, key: u32, address: u64, length: u32) -> Vec<Vec<u8>> {
             packets
         }
         Way::Read => vec![packet(Opcode::ReadRequest, 0, reth, &[])],
-        Way::Atomic(opcode) => {
-            let compare = u64::from_ne_bytes([BEFORE; 8]);
-            // Both leave another value in every byte.
-            let swap_add = match opcode {
-                Opcode::FetchAdd => u64::from_ne_bytes([1; 8]),
-                _ => u64::from_ne_bytes([WRITTEN; 8]),
-            };
-            let atomic = Some(AtomicEth { address, key, swap_add, compare });
-            vec![packet(opcode, 0, Extended { atomic, ..Extended::default() }, &[])]
-        }
     }
 }
 
@@ -319,7 +301,7 @@ fn no_key_or_address_grants_access_to_a_target() {
             for key in [0, 1, 0x100, 0x101, 0x1ff, u32::MAX] {
                 for address in [0, 1024, 4096, base, base + 4096, u64::MAX] {
                     for length in LENGTHS {
-                        let empty = length == 0 && rights == Rights::ALL && !is_atomic(way);
+                        let empty = length == 0 && rights == Rights::ALL;
                         let open = target.attempt(way, key, address, length);
                         assert!(!open || empty, "{way:?} {key} {address} {length}");
                     }
@@ -327,10 +309,6 @@ fn no_key_or_address_grants_access_to_a_target() {
             }
         }
     }
-}
-
-fn is_atomic(way: Way) -> bool {
-    matches!(way, Way::Atomic(_))
 }
 
 #[test]
@@ -376,7 +354,7 @@ fn opcodes_without_memory_access_touch_no_memory() {
     let Some(all) = host.open.iter().copied().find(|open| open.rights == Rights::ALL) else {
         panic!("nothing is open")
     };
-    let accesses = [0x06, 0x0a, 0x0b, 0x0c, 0x13, 0x14];
+    let accesses = [0x06, 0x0a, 0x0b, 0x0c];
     for code in (0..=u8::MAX).filter(|code| !accesses.contains(code)) {
         for offset in 0..8 {
             for length in [0, 8, 200, 256] {

@@ -410,30 +410,3 @@ fn repeated_unanswered_reads_count_towards_the_limit() {
     }
     assert_eq!(b.answers(), [(4, Opcode::Acknowledge, nak(Nak::InvalidRequest))]);
 }
-
-#[test]
-fn atomics_happen_once() {
-    let mut b = End::new(&settings(2));
-    let remote = b.expose(16, 0, Rights::ATOMIC);
-    let eth = |swap_add, compare| Extended {
-        atomic: Some(AtomicEth { address: remote.addr, key: remote.key, swap_add, compare }),
-        ..Extended::default()
-    };
-    let value = |b: &End| {
-        let exposed = b.exposed.iter().find(|exposed| exposed.remote() == remote).unwrap();
-        let mut value = [0; 8];
-        b.pool.copy_out(exposed, 0, &mut value);
-        u64::from_ne_bytes(value)
-    };
-    let first = value(&b);
-    b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);
-    assert_eq!(b.answers(), [(0, Opcode::AtomicAcknowledge, ACK)]);
-    b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);
-    let again = b.transmit().unwrap();
-    assert_eq!(Packet::parse(&again).unwrap().ext().atomic_ack, Some(first));
-    assert_eq!(value(&b), first + 5, "a duplicate gets the same answer and changes nothing");
-    b.request(Opcode::CompareSwap, 1, eth(1, first), &[]);
-    assert_eq!(value(&b), first + 5);
-    b.request(Opcode::CompareSwap, 2, eth(1, first + 5), &[]);
-    assert_eq!(value(&b), 1);
-}

@@ -17,8 +17,8 @@ use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
 use rdma::soft::stats::datagrams::DatagramOutcome;
 use rdma::soft::wire::header::{
-    Aeth, AtomicEth, Bth, Credits, Deth, Extended, HeaderBytes, ICRC_BYTES, Nak, Packet, Reth,
-    RnrTimer, Syndrome, padding,
+    Aeth, Bth, Credits, Deth, Extended, HeaderBytes, ICRC_BYTES, Nak, Packet, Reth, RnrTimer,
+    Syndrome, padding,
 };
 use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
 use rdma::soft::wire::opcode::Opcode;
@@ -176,7 +176,7 @@ impl End {
     fn respond(&mut self, opcode: Opcode, ahead: u32, syndrome: Syndrome, payload: &[u8]) {
         let aeth = Some(Aeth { syndrome, msn: Msn::default() });
         let bth = Bth::new(opcode, Qpn::new(3), settings(0).send_psn.add(ahead));
-        self.inject(bth, Extended { aeth, atomic_ack: Some(1), ..Extended::default() }, payload);
+        self.inject(bth, Extended { aeth, ..Extended::default() }, payload);
     }
 
     /// Responses: (number ahead of the first, operation code, syndrome) of each.

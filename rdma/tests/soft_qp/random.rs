@@ -53,12 +53,11 @@ proptest! {
                     let key = if flags & 2 == 0 { remote.key } else { words[1] };
                     let length = if flags & 4 == 0 { len } else { words[2] };
                     let reth = Reth { address, key, length };
-                    let atomic = AtomicEth { address, key, swap_add: 1, compare: 2 };
                     let aeth = Aeth { syndrome: Syndrome::from_wire(words[3] as u8), msn: Msn::new(words[2]) };
                     end.inject(bth, Extended {
                         deth: Some(Deth { qkey: 1, source: Qpn::GSI }),
-                        reth: Some(reth), atomic: Some(atomic), aeth: Some(aeth),
-                        atomic_ack: Some(1), immediate: Some([0; 4]), invalidate: Some(words[1]), held: Some([flags; 16]),
+                        reth: Some(reth), aeth: Some(aeth),
+                        immediate: Some([0; 4]), invalidate: Some(words[1]), held: Some([flags; 16]),
                     }, &vec![0; len as usize]);
                     if request && ahead == 0 { received += 1 } else if ahead == 0 { next += 1 }
                 }

@@ -26,10 +26,10 @@ impl Rights {
     pub const READ: Rights = Rights(1);
     /// RDMA Write.
     pub const WRITE: Rights = Rights(2);
-    /// Compare and swap, fetch and add.
-    pub const ATOMIC: Rights = Rights(4);
-    /// All rights.
-    pub const ALL: Rights = Rights(7);
+    /// Compare and swap, fetch and add: nobody has it.
+    pub(crate) const ATOMIC: Rights = Rights(4);
+    /// RDMA Read and RDMA Write.
+    pub const ALL: Rights = Rights(3);
 
     /// The union of both sets.
     #[must_use]

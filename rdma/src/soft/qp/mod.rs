@@ -78,7 +78,7 @@ pub struct Settings {
     pub selective: bool,
     /// Bytes requested by one read request; longer reads are split.
     pub read_bytes: u32,
-    /// Reads and atomics of the peer that are answered concurrently.
+    /// Reads of the peer that are answered concurrently.
     pub answered_reads: u8,
     /// Access rights of the peer to remote regions.
     pub rights: Rights,

@@ -181,19 +181,6 @@ pub struct Deth {
     pub source: Qpn,
 }
 
-/// Atomic extended transport header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AtomicEth {
-    /// Address, in the address space of its owner, a multiple of 8.
-    pub address: u64,
-    /// Remote key.
-    pub key: u32,
-    /// What is swapped in, or added.
-    pub swap_add: u64,
-    /// What is compared with.
-    pub compare: u64,
-}
-
 /// The syndrome of an acknowledgement (IBTA volume 1, 9.7.5.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
@@ -319,19 +306,16 @@ impl Syndrome {
     }
 }
 
-/// The extended headers of one packet; the operation code determines which there are.
+/// The extended headers of one packet; the operation code determines which there are. Those of
+/// atomics, which are not executed, are emitted as zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Extended {
     /// Datagram header.
     pub deth: Option<Deth>,
     /// Memory of a write or read.
     pub reth: Option<Reth>,
-    /// Memory and operands of an atomic.
-    pub atomic: Option<AtomicEth>,
     /// Acknowledgement.
     pub aeth: Option<Aeth>,
-    /// The value before an atomic.
-    pub atomic_ack: Option<u64>,
     /// Immediate data, in wire order.
     pub immediate: Option<[u8; 4]>,
     /// Key to invalidate.
@@ -405,18 +389,15 @@ impl HeaderBytes {
             out.push(&reth.key.to_be_bytes());
             out.push(&reth.length.to_be_bytes());
         }
-        if let Some(atomic) = ext.atomic.filter(|_| headers.has(Headers::ATOMIC)) {
-            out.push(&atomic.address.to_be_bytes());
-            out.push(&atomic.key.to_be_bytes());
-            out.push(&atomic.swap_add.to_be_bytes());
-            out.push(&atomic.compare.to_be_bytes());
+        if headers.has(Headers::ATOMIC) {
+            out.push(&[0; 28]);
         }
         if let Some(aeth) = ext.aeth.filter(|_| headers.has(Headers::AETH)) {
             out.push(&[aeth.syndrome.to_wire()]);
             out.push(&aeth.msn.to_wire());
         }
-        if let Some(value) = ext.atomic_ack.filter(|_| headers.has(Headers::ATOMIC_ACK)) {
-            out.push(&value.to_be_bytes());
+        if headers.has(Headers::ATOMIC_ACK) {
+            out.push(&[0; 8]);
         }
         if let Some(immediate) = ext.immediate.filter(|_| headers.has(Headers::IMMEDIATE)) {
             out.push(&immediate);
@@ -517,9 +498,7 @@ impl<'a> Packet<'a> {
         Extended {
             deth: self.deth(),
             reth: self.reth(),
-            atomic: self.atomic(),
             aeth: self.aeth(),
-            atomic_ack: self.find(Headers::ATOMIC_ACK, 4).map(|b| u64::from_be_bytes(*b)),
             immediate: self.immediate(),
             invalidate: self.invalidate(),
             held: self.held(),
@@ -539,14 +518,6 @@ impl<'a> Packet<'a> {
     pub fn reth(&self) -> Option<Reth> {
         let b: &[u8; 16] = self.find(Headers::RETH, 0)?;
         Some(Reth { address: be64(b, 0), key: be32(b, 8), length: be32(b, 12) })
-    }
-
-    /// Memory and operands of an atomic.
-    #[must_use]
-    pub fn atomic(&self) -> Option<AtomicEth> {
-        let b: &[u8; 28] = self.find(Headers::ATOMIC, 0)?;
-        let (address, key) = (be64(b, 0), be32(b, 8));
-        Some(AtomicEth { address, key, swap_add: be64(b, 12), compare: be64(b, 20) })
     }
 
     /// Acknowledgement.
@@ -705,7 +676,7 @@ mod tests {
 
         #[test]
         fn headers_survive_emission_and_parsing(
-            bth in bth(), n in any::<[u64; 4]>(), w in any::<[u32; 6]>(), b in any::<[u8; 4]>(),
+            bth in bth(), address: u64, w in any::<[u32; 6]>(), b in any::<[u8; 4]>(),
             payload in proptest::collection::vec(any::<u8>(), 0..64),
         ) {
             let headers = bth.opcode.row().headers;
@@ -713,12 +684,9 @@ mod tests {
                 deth: headers.has(Headers::DETH)
                     .then(|| Deth { qkey: w[0], source: Qpn::new(w[1]) }),
                 reth: headers.has(Headers::RETH)
-                    .then(|| Reth { address: n[0], key: w[2], length: w[3] }),
-                atomic: headers.has(Headers::ATOMIC)
-                    .then(|| AtomicEth { address: n[0], key: w[2], swap_add: n[1], compare: n[2] }),
+                    .then(|| Reth { address, key: w[2], length: w[3] }),
                 aeth: headers.has(Headers::AETH)
                     .then(|| Aeth { syndrome: Syndrome::from_wire(b[0]), msn: Msn::new(w[4]) }),
-                atomic_ack: headers.has(Headers::ATOMIC_ACK).then_some(n[3]),
                 immediate: headers.has(Headers::IMMEDIATE).then_some(b),
                 invalidate: headers.has(Headers::IETH).then_some(w[5]),
                 held: headers.has(Headers::HELD).then_some([b[1]; 16]),

@@ -13,10 +13,8 @@ use super::memory_region::{Denied, Memory, Rights};
 use super::{Io, Settings};
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::soft::stats::link_errors::LinkErrorCounts;
-use crate::soft::wire::header::{
-    MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
-};
-use crate::soft::wire::opcode::{Headers, Opcode, Operation};
+use crate::soft::wire::header::{MAX_MESSAGE_BYTES, Nak, Packet, RnrTimer, Syndrome, padding};
+use crate::soft::wire::opcode::{Headers, Operation};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
 use crate::soft::wire::tx_packet::TxPacket;
 use crate::{Buf, Fault, ReceivedWith, Tag, Work};
@@ -197,7 +195,6 @@ impl Responder {
                     self.acknowledge(packet.bth.psn, Syndrome::ACK);
                 }
             }
-            Operation::Atomic => self.answers.repeat_atomic(packet.bth.psn, self.msn),
             Operation::ReadRequest => {
                 self.repeated = None;
                 self.answers.repeat_read(packet, self.msn);
@@ -328,9 +325,9 @@ impl Responder {
 
     /// There is room for the response to a read. The last check, so that a peer without access gets
     /// an access error, and not an error about the number of its requests.
+    #[inline(always)] // for each packet, from one place
     fn check_answers(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let row = packet.row();
-        let answered = matches!(row.operation, Operation::ReadRequest | Operation::Atomic);
+        let answered = packet.row().operation == Operation::ReadRequest;
         if answered && self.answers.are_busy() { Err(INVALID) } else { Ok(()) }
     }
 
@@ -376,12 +373,6 @@ impl Responder {
         if let Some(reth) = packet.reth().filter(|reth| reth.length > 0) {
             memory.place(reth.key, reth.address, reth.length, needed)?;
         }
-        if let Some(atomic) = packet.atomic() {
-            if !atomic.address.is_multiple_of(8) {
-                return Err(INVALID);
-            }
-            memory.place(atomic.key, atomic.address, 8, needed)?;
-        }
         Ok(())
     }
 
@@ -391,7 +382,6 @@ impl Responder {
             Operation::Send => self.execute_send(packet, io)?,
             Operation::Write => self.execute_write(packet, io)?,
             Operation::ReadRequest => self.execute_read(packet),
-            Operation::Atomic => self.execute_atomic(packet, io)?,
             _ => return Err(INVALID),
         }
         Ok(())
@@ -471,25 +461,6 @@ impl Responder {
         // The data are the acknowledgement.
         self.asked = None;
         self.expected = self.expected.add(packets_of(reth.length, self.mtu));
-    }
-
-    fn execute_atomic(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
-        let (Some(atomic), psn) = (packet.atomic(), packet.bth.psn) else { return Err(INVALID) };
-        let place = io.memory.place(atomic.key, atomic.address, 8, Rights::ATOMIC)?;
-        let old = io.memory.bytes(io.region, place).first_chunk().map(|b| u64::from_ne_bytes(*b));
-        let value = old.ok_or(Denied)?;
-        let new = match packet.bth.opcode {
-            Opcode::FetchAdd => value.wrapping_add(atomic.swap_add),
-            _ if value == atomic.compare => atomic.swap_add,
-            _ => value,
-        };
-        io.memory.write(io.region, place, &new.to_ne_bytes());
-        self.msn = self.msn.next();
-        let reth = Reth { address: atomic.address, key: atomic.key, length: 8 };
-        self.answers.atomic(psn, reth, self.msn, value);
-        self.asked = None;
-        self.expected = self.expected.add(1);
-        Ok(())
     }
 
     fn executed(&mut self, packet: &Packet<'_>, packets: u32) {

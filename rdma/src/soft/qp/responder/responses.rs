@@ -27,14 +27,12 @@ pub(crate) enum Outcome {
     Dead,
 }
 
-/// A read or atomic that was answered, in case that its response is lost.
+/// A read that was answered, in case that its response is lost.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     psn: Psn,
     packets: u32,
     reth: Reth,
-    /// The result of an atomic.
-    atomic: Option<u64>,
 }
 
 impl Kept {
@@ -42,8 +40,7 @@ impl Kept {
     fn covers(&self, psn: Psn, reth: &Reth, mtu: u32) -> bool {
         let Ok(skipped) = u64::try_from(psn.since(self.psn)) else { return false };
         let skipped = skipped * u64::from(mtu);
-        self.atomic.is_none()
-            && psn.is_within(self.psn, self.packets)
+        psn.is_within(self.psn, self.packets)
             && reth.key == self.reth.key
             && self.reth.address.checked_add(skipped) == Some(reth.address)
             && skipped + u64::from(reth.length) <= u64::from(self.reth.length)
@@ -68,7 +65,6 @@ struct ReadAnswer {
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Acknowledge { psn: Psn, aeth: Aeth },
-    Atomic { psn: Psn, msn: Msn, value: u64, replay: bool },
     Read(ReadAnswer),
 }
 
@@ -83,14 +79,14 @@ pub(super) struct ResponseQueue {
 }
 
 impl ResponseQueue {
-    /// Without reads and atomics there is one acknowledgement at a time. Room for others is
+    /// Without reads there is one acknowledgement at a time. Room for others is
     /// allocated for the first one: most queue pairs never get one.
     pub(super) fn new(mtu: u32, depth: usize) -> ResponseQueue {
         let (queue, kept) = (VecDeque::with_capacity(1), VecDeque::new());
         ResponseQueue { mtu, depth, queue, kept, troubles: LinkErrorCounts::default() }
     }
 
-    /// Whether the peer has as many reads and atomics outstanding as allowed.
+    /// Whether the peer has as many reads outstanding as allowed.
     pub(super) fn are_busy(&self) -> bool {
         // The length alone decides in almost all cases.
         self.queue.len() >= self.depth
@@ -100,7 +96,7 @@ impl ResponseQueue {
     /// Queues the response to a read.
     pub(super) fn read(&mut self, psn: Psn, reth: Reth, msn: Msn) {
         let packets = packets_of(reth.length, self.mtu);
-        self.keep(Kept { psn, packets, reth, atomic: None });
+        self.keep(Kept { psn, packets, reth });
         let (replay, counts) = (false, true);
         let read = ReadAnswer { psn, packets, sent: 0, reth, msn, replay, counts };
         self.push_read(read);
@@ -113,12 +109,6 @@ impl ResponseQueue {
             self.queue.pop_back();
         }
         self.queue.push_back(Answer::Read(read));
-    }
-
-    /// Queues the response to an atomic on the memory of `reth`.
-    pub(super) fn atomic(&mut self, psn: Psn, reth: Reth, msn: Msn, value: u64) {
-        self.keep(Kept { psn, packets: 1, reth, atomic: Some(value) });
-        self.queue.push_back(Answer::Atomic { psn, msn, value, replay: false });
     }
 
     fn keep(&mut self, kept: Kept) {
@@ -137,15 +127,6 @@ impl ResponseQueue {
         let acknowledges = |answer: &&Answer| matches!(answer, Answer::Acknowledge { .. });
         let others = self.queue.len() - self.queue.iter().filter(acknowledges).count();
         others < 2 * self.depth
-    }
-
-    /// Repeats the response to an atomic.
-    pub(super) fn repeat_atomic(&mut self, psn: Psn, msn: Msn) {
-        let kept = self.kept.iter().find(|kept| kept.psn == psn).and_then(|kept| kept.atomic);
-        let queued = |a: &Answer| matches!(a, Answer::Atomic { psn: queued, .. } if *queued == psn);
-        if let Some(value) = kept.filter(|_| self.has_room() && !self.queue.iter().any(queued)) {
-            self.queue.push_back(Answer::Atomic { psn, msn, value, replay: true });
-        }
     }
 
     /// Repeats the response to a read, or the requested part of it; no effect if it is not part of
@@ -180,7 +161,7 @@ impl ResponseQueue {
         }
     }
 
-    /// Whether the last request before `end` was a read or atomic. A peer may take its number in an
+    /// Whether the last request before `end` was a read. A peer may take its number in an
     /// acknowledgement for its completion (`rdma_rxe` does, and continues with whatever is in its
     /// memory).
     pub(super) fn end_with_data(&self, end: Psn) -> bool {
@@ -244,13 +225,6 @@ impl ResponseQueue {
                     let Some((outgoing, syndrome)) = made else { continue };
                     self.troubles.note_sent(syndrome);
                     return Some((outgoing, Outcome::Live));
-                }
-                Answer::Atomic { psn, msn, value, .. } => {
-                    let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: *msn });
-                    let ext = Extended { aeth, atomic_ack: Some(*value), ..Extended::default() };
-                    let bth = Bth::new(Opcode::AtomicAcknowledge, peer, *psn);
-                    self.queue.pop_front();
-                    return Some((TxPacket::new(bth, &ext, Payload::None, 0), Outcome::Live));
                 }
             };
             let made = read.packet(peer, self.mtu, memory);
@@ -324,14 +298,10 @@ impl Answer {
         matches!(self, Answer::Acknowledge { aeth, .. } if matches!(aeth.syndrome, Syndrome::Ack(_)))
     }
 
-    /// Whether it is the unfinished first response to a read or atomic, which counts as outstanding
-    /// for the peer.
+    /// Whether it is the unfinished first response to a read, which counts as outstanding for the
+    /// peer.
     fn is_new(&self) -> bool {
-        match self {
-            Answer::Acknowledge { .. } => false,
-            Answer::Atomic { replay, .. } => !replay,
-            Answer::Read(read) => read.counts,
-        }
+        matches!(self, Answer::Read(read) if read.counts)
     }
 }
 
