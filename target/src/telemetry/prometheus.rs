@@ -10,7 +10,10 @@ use std::ops::RangeInclusive;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,
+    NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
@@ -84,53 +87,93 @@ pub(crate) fn plain(text: &str) -> String {
 struct Scrape(Stats, Availability);
 
 impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Scrape(stats, standing) = self;
+        let mut to = Metrics(encoder);
         let uptime = "Seconds since the daemon started";
-        encoder
-            .encode_descriptor("nvmfd_uptime_seconds", uptime, None, MetricType::Gauge)?
-            .encode_gauge(&(seconds(stats.at_us.saturating_mul(1000))))?;
+        to.gauge("nvmfd_uptime_seconds", uptime, seconds(stats.at_us.saturating_mul(1000)))?;
         let version = "The version of the daemon, as a label of a series that is 1";
-        encoder
-            .encode_descriptor("nvmfd_build_info", version, None, MetricType::Gauge)?
-            .encode_family(&[("version", crate::VERSION)])?
-            .encode_gauge(&1_u64)?;
+        to.gauges("nvmfd_build_info", version, [([("version", crate::VERSION)], 1_u64)])?;
         let refused = standing.last_reload.as_ref().is_some_and(|last| !last.successful);
         let reload =
             "0 if the last reload was refused: the files differ from the running configuration";
-        encoder
-            .encode_descriptor(
-                "nvmfd_config_last_reload_successful",
-                reload,
-                None,
-                MetricType::Gauge,
-            )?
-            .encode_gauge(&u64::from(!refused))?;
+        to.gauge("nvmfd_config_last_reload_successful", reload, u64::from(!refused))?;
         if let Some(last) = &standing.last_reload {
             let name = "nvmfd_config_last_reload_timestamp_seconds";
-            encoder
-                .encode_descriptor(name, "Time of the last reload", None, MetricType::Gauge)?
-                .encode_gauge(&last.at_unix_s)?;
+            to.gauge(name, "Time of the last reload", last.at_unix_s)?;
         }
-        process(&process::look(), &mut encoder)?;
-        controllers(standing, &mut encoder)?;
-        namespaces(standing, &mut encoder)?;
-        file_systems(standing, &mut encoder)?;
+        process(&process::look(), &mut to)?;
+        namespaces(standing, &mut to)?;
+        file_systems(standing, &mut to)?;
         if let Some(group) = &standing.gateway {
-            gateways(group, &mut encoder)?;
+            gateways(group, &mut to)?;
         }
-        commands(stats, &mut encoder)?;
-        latencies(stats, &mut encoder)?;
-        reactors(stats, &mut encoder)
+        commands(stats, &mut to)?;
+        reactors(stats, &mut to)
+    }
+}
+
+/// Writes metrics: each has a name, a description and series, which are labels and a value.
+struct Metrics<'e>(DescriptorEncoder<'e>);
+
+impl Metrics<'_> {
+    fn of<'s>(
+        &'s mut self,
+        name: &'s str,
+        help: &str,
+        kind: MetricType,
+    ) -> Result<MetricEncoder<'s>, fmt::Error> {
+        self.0.encode_descriptor(name, help, None, kind)
+    }
+
+    /// A gauge without labels.
+    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+        self.of(name, help, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn gauges<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, impl EncodeGaugeValue)>,
+    ) -> fmt::Result {
+        let mut metric = self.of(name, help, MetricType::Gauge)?;
+        let mut series = series.into_iter();
+        series.try_for_each(|(labels, value)| metric.encode_family(&labels)?.encode_gauge(&value))
+    }
+
+    fn counters<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, impl EncodeCounterValue)>,
+    ) -> fmt::Result {
+        let mut metric = self.of(name, help, MetricType::Counter)?;
+        for (labels, value) in series {
+            metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    fn histograms<'l, L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        series: impl IntoIterator<Item = (L, &'l Latency)>,
+    ) -> fmt::Result {
+        let mut metric = self.of(name, help, MetricType::Histogram)?;
+        for (labels, latency) in series {
+            histogram(metric.encode_family(&labels)?, latency)?;
+        }
+        Ok(())
     }
 }
 
 /// Exports the resources of the process under the usual names; those that are not known are missing.
-fn process(process: &Process, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn process(process: &Process, to: &mut Metrics<'_>) -> fmt::Result {
     if let Some(cpu_s) = process.cpu_s {
         let help = "User and system CPU time";
-        encoder
-            .encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?
+        to.of("process_cpu_seconds", help, MetricType::Counter)?
             .encode_counter::<NoLabelSet, f64, f64>(&cpu_s, None)?;
     }
     for (name, help, value) in [
@@ -141,80 +184,53 @@ fn process(process: &Process, encoder: &mut DescriptorEncoder<'_>) -> fmt::Resul
         ("process_max_fds", "Limit of open file descriptors", process.max_fds),
     ] {
         if let Some(value) = value {
-            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+            to.gauge(name, help, value)?;
         }
     }
     Ok(())
 }
 
-fn controllers(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+/// Exports what is served. States are one series per possible state, of which one is 1, so that
+/// each series always exists.
+fn namespaces(standing: &Availability, to: &mut Metrics<'_>) -> fmt::Result {
     let help = "Controllers of connected hosts, without those of discovery";
-    let mut metric =
-        encoder.encode_descriptor("nvmfd_controllers", help, None, MetricType::Gauge)?;
-    for (subsystem, count) in &standing.controllers {
-        metric.encode_family(&[("subsystem", subsystem.clone())])?.encode_gauge(count)?;
-    }
-    Ok(())
-}
-
-/// Exports states: each as one series per possible state, of which one is 1, so that each
-/// series always exists.
-fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let name = "nvmfd_namespace_state";
-    let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \
-                untrusted, lost";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for namespace in &standing.namespaces {
-        for state in NamespaceState::ALL {
-            let labels = [
-                ("subsystem", namespace.subsystem.clone()),
-                ("nsid", namespace.nsid.to_string()),
-                ("state", state.name().to_owned()),
-            ];
-            let is = u64::from(namespace.state == state);
-            metric.encode_family(&labels)?.encode_gauge(&is)?;
-        }
-    }
+    let of_subsystem = |(name, count): &(String, u32)| ([("subsystem", name.clone())], *count);
+    to.gauges("nvmfd_controllers", help, standing.controllers.iter().map(of_subsystem))?;
     let labels =
         |of: &Namespace| [("subsystem", of.subsystem.clone()), ("nsid", of.nsid.to_string())];
-    let help = "Size of a namespace";
-    let name = "nvmfd_namespace_size_bytes";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for namespace in &standing.namespaces {
-        metric.encode_family(&labels(namespace))?.encode_gauge(&namespace.size_bytes)?;
-    }
+    let all = || standing.namespaces.iter();
+    let states = all().flat_map(|namespace| {
+        NamespaceState::ALL.into_iter().map(move |state| {
+            let [subsystem, nsid] = labels(namespace);
+            let labels = [subsystem, nsid, ("state", state.name().to_owned())];
+            (labels, u64::from(namespace.state == state))
+        })
+    });
+    let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \
+                untrusted, lost";
+    to.gauges("nvmfd_namespace_state", help, states)?;
+    let sizes = all().map(|namespace| (labels(namespace), namespace.size_bytes));
+    to.gauges("nvmfd_namespace_size_bytes", "Size of a namespace", sizes)?;
+    let allocated = all().filter_map(|each| Some((labels(each), each.allocated_bytes?)));
     let help = "Bytes allocated to the file of a namespace";
-    let name = "nvmfd_namespace_allocated_bytes";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for namespace in &standing.namespaces {
-        if let Some(bytes) = namespace.allocated_bytes {
-            metric.encode_family(&labels(namespace))?.encode_gauge(&bytes)?;
-        }
-    }
-    let help = "Age of the oldest command in progress, 0 without one";
-    let name = "nvmfd_oldest_command_seconds";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for namespace in &standing.namespaces {
+    to.gauges("nvmfd_namespace_allocated_bytes", help, allocated)?;
+    let oldest = all().map(|namespace| {
         let of = (namespace.subsystem.clone(), namespace.nsid);
         let oldest_ns = standing.oldest_ns.get(&of).copied().unwrap_or_default();
-        metric.encode_family(&labels(namespace))?.encode_gauge(&seconds(oldest_ns))?;
-    }
+        (labels(namespace), seconds(oldest_ns))
+    });
+    let help = "Age of the oldest command in progress, 0 without one";
+    to.gauges("nvmfd_oldest_command_seconds", help, oldest)?;
+    let detached = all().map(|each| (labels(each), u64::from(each.detached.is_some())));
     let help = "Whether something else than its store is at the path of a namespace, or nothing";
-    let name = "nvmfd_namespace_detached";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for namespace in &standing.namespaces {
-        let is = u64::from(namespace.detached.is_some());
-        metric.encode_family(&labels(namespace))?.encode_gauge(&is)?;
-    }
+    to.gauges("nvmfd_namespace_detached", help, detached)?;
     let directories = "Whether the directory of the namespaces that hosts make is there";
     for (name, help, key, all) in [
         ("nvmfd_listener_up", "Whether a listener listens", "address", &standing.listeners),
         ("nvmfd_managed_directory_up", directories, "subsystem", &standing.directories),
     ] {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (one, is_up) in all {
-            metric.encode_family(&[(key, one.clone())])?.encode_gauge(&u64::from(*is_up))?;
-        }
+        let each = |(one, is_up): &(String, bool)| ([(key, one.clone())], u64::from(*is_up));
+        to.gauges(name, help, all.iter().map(each))?;
     }
     Ok(())
 }
@@ -223,7 +239,7 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
 type BytesOf = fn(&FileSystem) -> u64;
 
 /// Exports each file system once, whatever the number of its namespaces.
-fn file_systems(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn file_systems(standing: &Availability, to: &mut Metrics<'_>) -> fmt::Result {
     let all: BTreeMap<&str, &FileSystem> = (standing.namespaces.iter())
         .filter_map(|namespace| namespace.file_system.as_ref())
         .map(|file_system| (file_system.device.as_str(), file_system))
@@ -242,103 +258,62 @@ fn file_systems(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) ->
         ),
     ];
     for (name, help, of) in gauges {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (device, file_system) in &all {
-            let labels = [("file_system", (*device).to_owned())];
-            metric.encode_family(&labels)?.encode_gauge(&of(file_system))?;
-        }
+        to.gauges(name, help, all.iter().map(|(at, it)| ([("file_system", *at)], of(it))))?;
     }
     Ok(())
 }
 
-fn gateways(group: &GatewayGroup, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let labels = [("group", group.name.clone())];
-    let name = "nvmfd_gateway_heartbeat_fresh";
+fn gateways(group: &GatewayGroup, to: &mut Metrics<'_>) -> fmt::Result {
+    let own = ("group", group.name.clone());
     let help = "0 if the heartbeats of this gateway are not confirmed: it serves nothing";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    metric.encode_family(&labels)?.encode_gauge(&u64::from(group.fresh))?;
-    let name = "nvmfd_gateways";
+    let fresh = u64::from(group.fresh);
+    to.gauges("nvmfd_gateway_heartbeat_fresh", help, [([own.clone()], fresh)])?;
     let help = "Gateways of the group by their state: live, silent, excluded, left";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for state in GatewayState::ALL {
-        let [group_label] = labels.clone();
-        let labels = [group_label, ("state", state.name().to_owned())];
+    let states = GatewayState::ALL.into_iter().map(|state| {
         let count = group.gateways.iter().filter(|it| it.state == state).count() as u64;
-        metric.encode_family(&labels)?.encode_gauge(&count)?;
-    }
-    let name = "nvmfd_ana_group_serving";
+        ([own.clone(), ("state", state.name().to_owned())], count)
+    });
+    to.gauges("nvmfd_gateways", help, states)?;
     let help = "1 if this gateway serves an ANA group of its gateway group";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for ana_group in &group.ana_groups {
-        let [group_label] = labels.clone();
-        let labels = [group_label, ("ana_group", ana_group.id.to_string())];
-        metric.encode_family(&labels)?.encode_gauge(&u64::from(ana_group.serving))?;
-    }
+    let serving = group
+        .ana_groups
+        .iter()
+        .map(|it| ([own.clone(), ("ana_group", it.id.to_string())], u64::from(it.serving)));
+    to.gauges("nvmfd_ana_group_serving", help, serving)?;
     let Some(shared) = &group.shared else { return Ok(()) };
-    for (name, help, version) in [
-        (
-            "nvmfd_group_configuration_version",
-            "The newest version of the shared configuration of the gateway group",
-            shared.version,
-        ),
-        (
-            "nvmfd_gateway_configuration_version",
-            "The version of the shared configuration that is in force at this gateway",
-            shared.applied,
-        ),
-    ] {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        metric.encode_family(&labels)?.encode_gauge(&version)?;
-    }
-    Ok(())
+    let help = "The newest version of the shared configuration of the gateway group";
+    let newest = [([own.clone()], shared.version)];
+    to.gauges("nvmfd_group_configuration_version", help, newest)?;
+    let help = "The version of the shared configuration that is in force at this gateway";
+    to.gauges("nvmfd_gateway_configuration_version", help, [([own], shared.applied)])
 }
 
 /// A count of one kind of commands.
 type CounterOf = fn(&Operations) -> u64;
 
-fn commands(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn commands(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     let counters: [(&str, &str, CounterOf); 3] = [
         ("nvmfd_commands", "Commands completed", |ops| ops.commands),
         ("nvmfd_command_failures", "Commands that failed", |ops| ops.failures),
         ("nvmfd_command_bytes", "Bytes read or written by commands", |ops| ops.bytes),
     ];
     for (name, help, of) in counters {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (row, ops) in each(stats) {
-            count(metric.encode_family(&labels(row, ops))?, of(ops))?;
-        }
+        to.counters(name, help, each(stats).map(|(row, ops)| (labels(row, ops), of(ops))))?;
     }
-    Ok(())
-}
-
-fn latencies(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let help = "Time from the capsule to the acknowledged response";
-    let name = "nvmfd_command_duration_seconds";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-    for (row, ops) in each(stats) {
-        histogram(metric.encode_family(&labels(row, ops))?, &ops.latency)?;
-    }
+    let durations = each(stats).map(|(row, ops)| (labels(row, ops), &ops.latency));
+    to.histograms("nvmfd_command_duration_seconds", help, durations)?;
     let help = "Time of commands in each stage: receive, wait, pull, disk, push, reply";
-    let name = "nvmfd_stage_seconds";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for (row, ops) in each(stats) {
-        let [subsystem, nsid, host, op] = labels(row, ops);
-        for stage in &ops.stages {
-            let labels = [
-                subsystem.clone(),
-                nsid.clone(),
-                host.clone(),
-                op.clone(),
-                ("stage", stage.stage.clone()),
-            ];
-            let mut one = metric.encode_family(&labels)?;
-            one.encode_counter::<NoLabelSet, f64, f64>(&seconds(stage.latency.time_ns), None)?;
-        }
-    }
+    let stages = each(stats).flat_map(|(row, ops)| {
+        ops.stages.iter().map(move |stage| {
+            let [subsystem, nsid, host, op] = labels(row, ops);
+            let labels = [subsystem, nsid, host, op, ("stage", stage.stage.clone())];
+            (labels, seconds(stage.latency.time_ns))
+        })
+    });
+    to.counters("nvmfd_stage_seconds", help, stages)?;
     // By namespace and host this would be six times as many series: exported as a sum.
     let help = "Time of commands in each stage, of all namespaces and hosts";
-    let name = "nvmfd_stage_latency_seconds";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
     let mut sums: Vec<Operations> = Vec::new();
     for (_, ops) in each(stats) {
         match sums.iter_mut().find(|sum| sum.op == ops.op) {
@@ -346,19 +321,18 @@ fn latencies(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
             None => sums.push(ops.clone()),
         }
     }
-    for ops in &sums {
-        for stage in &ops.stages {
-            let labels = [("op", ops.op.clone()), ("stage", stage.stage.clone())];
-            histogram(metric.encode_family(&labels)?, &stage.latency)?;
-        }
-    }
-    Ok(())
+    let stages = sums.iter().flat_map(|ops| {
+        ops.stages
+            .iter()
+            .map(|stage| ([("op", ops.op.clone()), ("stage", stage.stage.clone())], &stage.latency))
+    });
+    to.histograms("nvmfd_stage_latency_seconds", help, stages)
 }
 
 /// A figure of a reactor: its name, description and value.
 type Figure = (&'static str, &'static str, fn(&Reactor) -> u64);
 
-fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     let counters: [Figure; 4] = [
         ("nvmfd_reactor_turns", "Turns of a reactor's loop", |r| r.turns),
         ("nvmfd_reactor_spins", "Turns without work after which it looked again", |r| r.spins),
@@ -373,106 +347,72 @@ fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         ("nvmfd_pool_data_bytes", "Bytes for data", |r| r.data_bytes),
         ("nvmfd_commands_waiting_for_buffer", "Commands that wait for data buffers", |r| r.waiters),
     ];
+    let all = || stats.reactors.iter();
     for (name, help, of) in counters {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for reactor in &stats.reactors {
-            count(metric.encode_family(&[number(reactor)])?, of(reactor))?;
-        }
+        to.counters(name, help, all().map(|each| ([number(each)], of(each))))?;
     }
     for (name, help, of) in gauges {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for reactor in &stats.reactors {
-            metric.encode_family(&[number(reactor)])?.encode_gauge(&of(reactor))?;
-        }
+        to.gauges(name, help, all().map(|each| ([number(each)], of(each))))?;
     }
-    let name = "nvmfd_reactor_busy_seconds";
     let help = "Time of a reactor in turns that had something to do";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for reactor in &stats.reactors {
-        let labels = [number(reactor)];
-        let mut one = metric.encode_family(&labels)?;
-        one.encode_counter::<NoLabelSet, f64, f64>(&seconds(reactor.busy_ns), None)?;
-    }
-    let (name, help) = ("nvmfd_refusals", "Hosts refused or lost, by cause");
-    named(encoder, (name, help, "cause"), stats, |reactor| &reactor.refusals)?;
-    let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their result");
-    named(encoder, (name, help, "result"), stats, |reactor| &reactor.datagrams)?;
-    device(stats, encoder)?;
-    troubles(stats, encoder)
+    let busy = all().map(|each| ([number(each)], seconds(each.busy_ns)));
+    to.counters("nvmfd_reactor_busy_seconds", help, busy)?;
+    let causes = named(stats, "cause", |reactor| &reactor.refusals);
+    to.counters("nvmfd_refusals", "Hosts refused or lost, by cause", causes)?;
+    let results = named(stats, "result", |reactor| &reactor.datagrams);
+    let help = "Datagrams of the provider soft, by their result";
+    to.counters("nvmfd_soft_datagrams", help, results)?;
+    device(stats, to)?;
+    let help = "Packets sent again, timeouts, NAK and RNR NAK of the provider soft, by address";
+    let troubles = all().flat_map(|each| each.troubles.iter().map(move |at| (each, at)));
+    let errors = troubles.flat_map(|(reactor, at)| {
+        at.counts.iter().map(move |one| {
+            let address = ("address", at.address.clone());
+            ([number(reactor), address, ("kind", one.name.clone())], one.count)
+        })
+    });
+    to.counters("nvmfd_soft_errors", help, errors)
 }
 
 /// The queues of the provider `verbs`, and the prefix of their counters.
 const QUEUES: [(&str, &str); 2] = [("receive", "receive_"), ("send", "send_")];
 
 /// Work of RDMA devices; none with the provider `soft`.
-fn device(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "Chains of work requests that devices of the provider verbs were given, by queue";
-    of_queues(stats, encoder, ("nvmfd_verbs_doorbells", help), "doorbells")?;
-    let help = "Work requests that devices of the provider verbs were given, by queue";
-    of_queues(stats, encoder, ("nvmfd_verbs_work_requests", help), "work_requests")?;
-    let help = "Queue pairs created and destroyed, and connection setup, of the provider verbs";
-    let metric = ("nvmfd_verbs_connection_setup", help);
-    let mut metric = encoder.encode_descriptor(metric.0, metric.1, None, MetricType::Counter)?;
-    for reactor in &stats.reactors {
-        for one in &reactor.device {
-            if QUEUES.iter().all(|(_, prefix)| !one.name.starts_with(prefix)) {
-                let labels = [number(reactor), ("kind", one.name.clone())];
-                count(metric.encode_family(&labels)?, one.count)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn of_queues(
-    stats: &Stats,
-    encoder: &mut DescriptorEncoder<'_>,
-    (name, help): (&'static str, &str),
-    what: &str,
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for reactor in &stats.reactors {
-        for (queue, prefix) in QUEUES {
+fn device(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
+    let doorbells =
+        "Chains of work requests that devices of the provider verbs were given, by queue";
+    let requests = "Work requests that devices of the provider verbs were given, by queue";
+    for (name, help, what) in [
+        ("nvmfd_verbs_doorbells", doorbells, "doorbells"),
+        ("nvmfd_verbs_work_requests", requests, "work_requests"),
+    ] {
+        let each = stats.reactors.iter().flat_map(|it| QUEUES.map(|queue| (it, queue)));
+        let of_queues = each.filter_map(|(reactor, (queue, prefix))| {
             let of = |one: &&Count| one.name.strip_prefix(prefix) == Some(what);
-            if let Some(one) = reactor.device.iter().find(of) {
-                let labels = [number(reactor), ("queue", queue.to_owned())];
-                count(metric.encode_family(&labels)?, one.count)?;
-            }
-        }
+            let one = reactor.device.iter().find(of)?;
+            Some(([number(reactor), ("queue", queue.to_owned())], one.count))
+        });
+        to.counters(name, help, of_queues)?;
     }
-    Ok(())
+    let help = "Queue pairs created and destroyed, and connection setup, of the provider verbs";
+    let of_no_queue = |([_, (_, kind)], _): &([(&str, String); 2], u64)| {
+        QUEUES.iter().all(|(_, prefix)| !kind.starts_with(prefix))
+    };
+    let setup = named(stats, "kind", |reactor| &reactor.device).filter(of_no_queue);
+    to.counters("nvmfd_verbs_connection_setup", help, setup)
 }
 
-fn troubles(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let name = "nvmfd_soft_errors";
-    let help = "Packets sent again, timeouts, NAK and RNR NAK of the provider soft, by address";
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for reactor in &stats.reactors {
-        for at in &reactor.troubles {
-            for one in &at.counts {
-                let labels =
-                    [number(reactor), ("address", at.address.clone()), ("kind", one.name.clone())];
-                count(metric.encode_family(&labels)?, one.count)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn named(
-    encoder: &mut DescriptorEncoder<'_>,
-    (name, help, key): (&'static str, &str, &'static str),
-    stats: &Stats,
+/// Counts of reactors, with their names as the label `key`.
+fn named<'s>(
+    stats: &'s Stats,
+    key: &'static str,
     of: fn(&Reactor) -> &Vec<Count>,
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for reactor in &stats.reactors {
-        for one in of(reactor) {
-            let labels = [number(reactor), (key, one.name.clone())];
-            count(metric.encode_family(&labels)?, one.count)?;
-        }
-    }
-    Ok(())
+) -> impl Iterator<Item = ([(&'static str, String); 2], u64)> + 's {
+    let each = move |reactor: &'s Reactor| {
+        let labels = move |one: &Count| [number(reactor), (key, one.name.clone())];
+        of(reactor).iter().map(move |one| (labels(one), one.count))
+    };
+    stats.reactors.iter().flat_map(each)
 }
 
 fn each(stats: &Stats) -> impl Iterator<Item = (&Row, &Operations)> {
@@ -490,10 +430,6 @@ fn labels(row: &Row, ops: &Operations) -> [(&'static str, String); 4] {
 
 fn number(reactor: &Reactor) -> (&'static str, String) {
     ("reactor", reactor.index.to_string())
-}
-
-fn count(mut metric: MetricEncoder<'_>, count: u64) -> fmt::Result {
-    metric.encode_counter::<NoLabelSet, u64, f64>(&count, None)
 }
 
 fn histogram(mut metric: MetricEncoder<'_>, latency: &Latency) -> fmt::Result {
