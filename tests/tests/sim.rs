@@ -1,9 +1,6 @@
 //! The whole system, simulated: seeds that must run, seeds that once failed, and planted faults
 //! that must be found. `make sim` runs many more.
 
-#[path = "sim/device.rs"]
-mod device;
-
 use std::time::Duration;
 
 use tests::sim::auth_keys::Proofs;
@@ -64,145 +61,63 @@ fn the_same_seed_is_the_same_run() {
     }
 }
 
-/// Looks for a planted fault; the number of seeds that it takes, and what was found.
-fn find(plant: SeededBug, seeds: u64) -> (u64, String) {
-    for seed in 0..seeds {
-        let outcome = run(Setup { plant: Some(plant), ..setup(seed, 500) });
-        if let Some(why) = outcome.failure {
-            return (seed + 1, why);
+/// Tests that a planted fault is found in these worlds, within so many seeds, by one of its signs.
+macro_rules! found {
+    ($(fn $test:ident($plant:ident, $world:ident, $seeds:literal): $signs:expr;)*) => {$(
+        #[test]
+        fn $test() {
+            let plant = Some(SeededBug::$plant);
+            let planted = |seed| Setup { plant, ..setup(seed, 500) };
+            let mut whys =
+                (0..$seeds).filter_map(|seed| run_profile(planted(seed), $world(seed)).failure);
+            let why = whys.next().expect("nobody has noticed");
+            assert!($signs.iter().any(|sign| why.contains(sign)), "{why}");
         }
-    }
-    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
+    )*};
 }
 
-#[test]
-fn acknowledgements_that_are_never_repeated_are_found() {
-    // Few acknowledgements are ever repeated, so it takes some seeds.
-    let (_, why) = find(SeededBug::LostAck, 150);
-    assert!(why.contains("nothing had happened that excuses it"), "{why}");
+/// Tests that these worlds show no violation with a number of seeds.
+macro_rules! sound {
+    ($(fn $test:ident($world:ident, $seeds:literal);)*) => {$(
+        #[test]
+        fn $test() {
+            for seed in 0..$seeds {
+                let outcome = run_profile(setup(seed, 500), $world(seed));
+                assert_eq!(outcome.failure, None, "seed {seed}");
+            }
+        }
+    )*};
 }
 
-#[test]
-fn a_second_completion_of_a_command_is_found() {
-    let (_, why) = find(SeededBug::DoubleCompletion, 5);
-    assert!(why.contains("which is not outstanding"), "{why}");
-}
-
-#[test]
-fn a_flush_that_does_nothing_is_found() {
-    let (_, why) = find(SeededBug::MissingFlush, 40);
-    assert!(why.contains("which cannot be"), "{why}");
-}
+#[path = "sim/device.rs"]
+mod device;
 
 const LATENCY: Duration = Duration::from_millis(2);
 
-#[test]
-fn commands_that_outlive_a_preemption_are_found() {
-    for seed in 0..80 {
-        // Two hosts that fight for the same few blocks of a slow disk.
-        let mut profile = Profile::new(seed, 500);
-        (profile.hosts, profile.orders, profile.hot) = (profile.hosts.max(2), 60, 900);
-        (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
-        (profile.disk.slow, profile.disk.stall) = (300, 10 * LATENCY);
-        (profile.twins, profile.proofs) = (false, Proofs::None);
-        (profile.aborts, profile.protections) = (0, 0);
-        (profile.spoils, profile.copies) = (0, 0);
-        profile.mishaps.clear();
-        let planted = Setup { plant: Some(SeededBug::MissingFence), ..setup(seed, 500) };
-        if let Some(why) = run_profile(planted, profile).failure {
-            assert!(why.contains("which cannot be"), "{why}");
-            return;
-        }
-    }
-    panic!("nobody has noticed");
+fn any(seed: u64) -> Profile {
+    Profile::new(seed, 500)
 }
 
-#[test]
-fn writes_that_outlive_a_protection_are_found() {
-    for seed in 0..40 {
-        let mut profile = Profile::new(seed, 500);
-        (profile.orders, profile.protections, profile.hot) = (0, 20, 900);
-        (profile.spoils, profile.copies) = (0, 0);
-        (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
-        let planted = Setup { plant: Some(SeededBug::LateShield), ..setup(seed, 500) };
-        if let Some(why) = run_profile(planted, profile).failure {
-            let is_known = |text: &&str| why.contains(text);
-            let texts = ["which cannot be", "carried out on a protected namespace"];
-            assert!(texts.iter().any(is_known), "{why}");
-            return;
-        }
-    }
-    panic!("nobody has noticed");
+/// Two hosts that fight for the same few blocks of a slow disk.
+fn much_preempted(seed: u64) -> Profile {
+    let mut profile = any(seed);
+    (profile.hosts, profile.orders, profile.hot) = (profile.hosts.max(2), 60, 900);
+    (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+    (profile.disk.slow, profile.disk.stall) = (300, 10 * LATENCY);
+    (profile.twins, profile.proofs) = (false, Proofs::None);
+    (profile.aborts, profile.protections) = (0, 0);
+    (profile.spoils, profile.copies) = (0, 0);
+    profile.mishaps.clear();
+    profile
 }
 
-#[test]
-fn an_ana_state_on_the_wrong_path_is_found() {
-    let (_, why) = find(SeededBug::WrongPath, 40);
-    assert!(why.to_lowercase().contains("path"), "{why}");
-}
-
-#[test]
-fn a_change_that_is_not_published_to_reactors_is_found() {
-    let (_, why) = find(SeededBug::StaleView, 40);
-    let signs =
-        ["it was carried out", "never told", "Invalid Namespace", "within the end", "possible was"];
-    assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
-}
-
-#[test]
-fn missing_authentication_is_found() {
-    let (_, why) = find(SeededBug::OpenDoor, 40);
-    assert!(why.contains("without its secret") || why.contains("nothing is protected"), "{why}");
-}
-
-#[test]
-fn an_abort_that_gets_no_answer_is_found() {
-    let (_, why) = find(SeededBug::LostAbort, 40);
-    assert!(why.contains("Abort"), "{why}");
-}
-
-#[test]
-fn an_abort_with_a_wrong_result_is_found() {
-    let (_, why) = find(SeededBug::FalseAbort, 40);
-    assert!(why.contains("says that it was aborted, and it was not"), "{why}");
-}
-
-#[test]
-fn unreadable_marks_lost_at_a_restart_are_found() {
-    let (_, why) = find(SeededBug::LostMarks, 60);
-    assert!(why.contains("nothing that can be read"), "{why}");
-}
-
-#[test]
-fn a_copy_of_stale_data_is_found() {
-    let (_, why) = find(SeededBug::StaleCopy, 20);
-    assert!(why.contains("which cannot be"), "{why}");
-}
-
-#[test]
-fn an_unsynced_namespace_record_is_found() {
-    let (_, why) = find(SeededBug::LostRecord, 60);
-    let signs =
-        ["possible was", "belongs to no namespace", "is gone", "no record that nvmfd has written"];
-    assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
-}
-
-#[test]
-fn an_outdated_backing_store_of_a_namespace_is_found() {
-    let (_, why) = find(SeededBug::OldStore, 60);
-    assert!(why.contains("which cannot be"), "{why}");
-}
-
-#[test]
-fn commands_that_go_on_while_their_namespace_is_formatted_are_found() {
-    let (_, why) = find(SeededBug::LateFormat, 60);
-    assert!(why.contains("erased"), "{why}");
-}
-
-#[test]
-fn a_format_that_leaves_old_data_is_found() {
-    let (_, why) = find(SeededBug::HalfFormat, 60);
-    assert!(why.contains("which cannot be"), "{why}");
+/// Hosts that protect the blocks that others write.
+fn much_protected(seed: u64) -> Profile {
+    let mut profile = any(seed);
+    (profile.orders, profile.protections, profile.hot) = (0, 20, 900);
+    (profile.spoils, profile.copies) = (0, 0);
+    (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
+    profile
 }
 
 /// A world in which nobody orders anything: hosts read, write and flush, on a disk that does not fail.
@@ -228,21 +143,6 @@ fn much_removed(seed: u64) -> Profile {
     profile
 }
 
-#[test]
-fn removed_and_returned_devices_lose_no_flushed_data() {
-    for seed in 0..20 {
-        let outcome = run_profile(setup(seed, 500), much_removed(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
-}
-
-#[test]
-fn a_flush_that_succeeds_after_its_device_returned_without_data_is_found() {
-    let planted = |seed| Setup { plant: Some(SeededBug::ForgivenRemoval), ..setup(seed, 500) };
-    let found = (0..40).find_map(|seed| run_profile(planted(seed), much_removed(seed)).failure);
-    assert!(found.is_some_and(|why| why.contains("which cannot be")));
-}
-
 /// Backing stores that are copied while hosts write, compare and abort under rate limits.
 fn much_copied(seed: u64) -> Profile {
     let mut profile = quiet(seed, 500);
@@ -258,21 +158,6 @@ fn much_copied(seed: u64) -> Profile {
     profile
 }
 
-#[test]
-fn copies_under_rate_limits_and_aborts_cause_no_violation() {
-    for seed in 0..20 {
-        let outcome = run_profile(setup(seed, 500), much_copied(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
-}
-
-#[test]
-fn a_copy_of_a_backing_store_that_changes_is_found() {
-    let planted = |seed| Setup { plant: Some(SeededBug::EarlySnapshot), ..setup(seed, 500) };
-    let found = (0..20).find_map(|seed| run_profile(planted(seed), much_copied(seed)).failure);
-    assert!(found.is_some_and(|why| why.contains("it changes")));
-}
-
 /// Hosts that format again and again, and a target that is killed meanwhile.
 fn much_formatted(seed: u64) -> Profile {
     let mut profile = Profile::new(seed, 500);
@@ -285,48 +170,6 @@ fn much_formatted(seed: u64) -> Profile {
     };
     profile.mishaps = (1..8).map(|part| part * 60).map(|at| (at, crash(at))).collect();
     profile
-}
-
-#[test]
-fn formats_and_crashes_cause_no_violation() {
-    for seed in 0..12 {
-        let outcome = run_profile(setup(seed, 500), much_formatted(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
-}
-
-/// What is found of a planted fault of formats, and after how many seeds.
-fn find_formatted(plant: SeededBug, seeds: u64) -> String {
-    for seed in 0..seeds {
-        let planted = Setup { plant: Some(plant), ..setup(seed, 500) };
-        if let Some(why) = run_profile(planted, much_formatted(seed)).failure {
-            return why;
-        }
-    }
-    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
-}
-
-/// Signs of blocks of another size than hosts have been told.
-const OF_SIZE: [&str; 6] =
-    ["of another size", "not of", "which is right", "torn", "within the end", "Length Invalid"];
-
-#[test]
-fn a_block_size_lost_at_a_restart_is_found() {
-    let why = find_formatted(SeededBug::LostFormat, 40);
-    assert!(OF_SIZE.iter().any(|sign| why.contains(sign)), "{why}");
-}
-
-#[test]
-fn a_block_size_published_before_it_is_persisted_is_found() {
-    let why = find_formatted(SeededBug::EarlyFormat, 60);
-    assert!(OF_SIZE.iter().any(|sign| why.contains(sign)), "{why}");
-}
-
-#[test]
-fn a_format_that_is_answered_before_its_record_is_durable_is_found() {
-    let why = find_formatted(SeededBug::UnsyncedFormat, 40);
-    let signs = OF_SIZE.iter().chain(&["is no record that nvmfd has written"]);
-    assert!({ signs }.any(|sign| why.contains(sign)), "{why}");
 }
 
 /// Hosts that reserve or protect the same few blocks, and a target that is killed meanwhile.
@@ -344,28 +187,64 @@ fn much_reserved(seed: u64) -> Profile {
     profile
 }
 
-#[test]
-fn reservations_and_write_protection_survive_crashes() {
-    for seed in 0..12 {
-        let outcome = run_profile(setup(seed, 500), much_reserved(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
+/// Signs of blocks of another size than hosts have been told.
+const OF_SIZE: [&str; 6] =
+    ["of another size", "not of", "which is right", "torn", "within the end", "Length Invalid"];
+
+const OF_A_CHANGE: [&str; 5] =
+    ["it was carried out", "never told", "Invalid Namespace", "within the end", "possible was"];
+
+const OF_A_NAMESPACE: [&str; 4] =
+    ["possible was", "belongs to no namespace", "is gone", "no record that nvmfd has written"];
+
+const OF_A_RESERVATION: [&str; 3] = ["carried out", "answered with", "must not be"];
+
+found! {
+    // Few acknowledgements are ever repeated, so it takes some seeds.
+    fn acknowledgements_that_are_never_repeated_are_found(LostAck, any, 150):
+        ["nothing had happened that excuses it"];
+    fn a_second_completion_of_a_command_is_found(DoubleCompletion, any, 5):
+        ["which is not outstanding"];
+    fn a_flush_that_does_nothing_is_found(MissingFlush, any, 40): ["which cannot be"];
+    fn commands_that_outlive_a_preemption_are_found(MissingFence, much_preempted, 80):
+        ["which cannot be"];
+    fn writes_that_outlive_a_protection_are_found(LateShield, much_protected, 40):
+        ["which cannot be", "carried out on a protected namespace"];
+    fn an_ana_state_on_the_wrong_path_is_found(WrongPath, any, 40): ["path", "Path"];
+    fn a_change_that_is_not_published_to_reactors_is_found(StaleView, any, 40): OF_A_CHANGE;
+    fn missing_authentication_is_found(OpenDoor, any, 40):
+        ["without its secret", "nothing is protected"];
+    fn an_abort_that_gets_no_answer_is_found(LostAbort, any, 40): ["Abort"];
+    fn an_abort_with_a_wrong_result_is_found(FalseAbort, any, 40):
+        ["says that it was aborted, and it was not"];
+    fn unreadable_marks_lost_at_a_restart_are_found(LostMarks, any, 60):
+        ["nothing that can be read"];
+    fn a_copy_of_stale_data_is_found(StaleCopy, any, 20): ["which cannot be"];
+    fn an_unsynced_namespace_record_is_found(LostRecord, any, 60): OF_A_NAMESPACE;
+    fn an_outdated_backing_store_of_a_namespace_is_found(OldStore, any, 60): ["which cannot be"];
+    fn commands_that_go_on_while_their_namespace_is_formatted_are_found(LateFormat, any, 60):
+        ["erased"];
+    fn a_format_that_leaves_old_data_is_found(HalfFormat, any, 60): ["which cannot be"];
+    fn a_flush_that_succeeds_after_its_device_returned_without_data_is_found(
+        ForgivenRemoval, much_removed, 40): ["which cannot be"];
+    fn a_copy_of_a_backing_store_that_changes_is_found(EarlySnapshot, much_copied, 20):
+        ["it changes"];
+    fn a_block_size_lost_at_a_restart_is_found(LostFormat, much_formatted, 40): OF_SIZE;
+    fn a_block_size_published_before_it_is_persisted_is_found(EarlyFormat, much_formatted, 60):
+        OF_SIZE;
+    fn a_format_that_is_answered_before_its_record_is_durable_is_found(
+        UnsyncedFormat, much_formatted, 40):
+        [&OF_SIZE[..], &["is no record that nvmfd has written"]].concat();
+    fn reservations_lost_at_a_restart_are_found(LostReservation, much_reserved, 40):
+        OF_A_RESERVATION;
+    fn write_protection_lost_at_a_restart_is_found(LostProtection, much_reserved, 40):
+        OF_A_RESERVATION;
+    fn a_packet_number_that_is_one_too_high_is_found(PsnOffByOne, any, 20): [""];
 }
 
-#[test]
-fn reservations_and_protection_lost_at_a_restart_are_found() {
-    for plant in [SeededBug::LostReservation, SeededBug::LostProtection] {
-        let found = (0..40).find_map(|seed| {
-            let planted = Setup { plant: Some(plant), ..setup(seed, 500) };
-            run_profile(planted, much_reserved(seed)).failure
-        });
-        let why = found.unwrap_or_else(|| panic!("nobody has noticed: {}", plant.name()));
-        let signs = ["carried out", "answered with", "must not be"];
-        assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
-    }
-}
-
-#[test]
-fn a_packet_number_that_is_one_too_high_is_found() {
-    find(SeededBug::PsnOffByOne, 20);
+sound! {
+    fn removed_and_returned_devices_lose_no_flushed_data(much_removed, 20);
+    fn copies_under_rate_limits_and_aborts_cause_no_violation(much_copied, 20);
+    fn formats_and_crashes_cause_no_violation(much_formatted, 12);
+    fn reservations_and_write_protection_survive_crashes(much_reserved, 12);
 }

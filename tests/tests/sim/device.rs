@@ -51,57 +51,6 @@ fn much_aborted(seed: u64) -> Profile {
     profile
 }
 
-/// What is found of a planted fault in such worlds, and after how many seeds.
-fn find_in(world: fn(u64) -> Profile, plant: SeededBug, seeds: u64) -> (u64, String) {
-    for seed in 0..seeds {
-        let outcome = run_profile(Setup { plant: Some(plant), ..setup(seed, 500) }, world(seed));
-        if let Some(why) = outcome.failure {
-            return (seed + 1, why);
-        }
-    }
-    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
-}
-
-#[test]
-fn concurrent_flushes_cover_all_earlier_writes() {
-    for seed in 0..4 {
-        let outcome = run_profile(setup(seed, 500), much_flushed(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
-}
-
-#[test]
-fn a_flush_that_completes_with_an_earlier_fsync_is_found() {
-    let (_, why) = find_in(much_flushed, SeededBug::SharedFlush, 8);
-    assert!(why.contains("which cannot be"), "{why}");
-}
-
-#[test]
-fn late_writes_of_closed_connections_overwrite_no_newer_data() {
-    for seed in 0..4 {
-        let outcome = run_profile(setup(seed, 500), much_given_up(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
-}
-
-#[test]
-fn missing_block_locks_of_closed_connections_are_found() {
-    let (_, why) = find_in(much_given_up, SeededBug::OpenBlocks, 20);
-    assert!(why.contains("which cannot be"), "{why}");
-}
-
-#[test]
-fn a_cancelled_write_that_is_executed_later_is_found() {
-    let (_, why) = find_in(much_aborted, SeededBug::LateWrite, 40);
-    assert!(why.contains("which cannot be"), "{why}");
-}
-
-#[test]
-fn a_torn_block_within_the_power_fail_write_unit_is_found() {
-    let (_, why) = find_in(much_flushed_whole, SeededBug::TornBlock, 20);
-    assert!(why.contains("a block is torn"), "{why}");
-}
-
 /// Namespaces that are hidden and shown again and again, and a process that is killed meanwhile.
 fn much_changed(seed: u64) -> Profile {
     let mut profile = quiet(seed, 500);
@@ -111,22 +60,23 @@ fn much_changed(seed: u64) -> Profile {
     profile
 }
 
-#[test]
-fn acknowledged_configuration_changes_survive_crashes() {
-    for seed in 0..12 {
-        let outcome = run_profile(setup(seed, 500), much_changed(seed));
-        assert_eq!(outcome.failure, None, "seed {seed}");
-    }
+sound! {
+    fn concurrent_flushes_cover_all_earlier_writes(much_flushed, 4);
+    fn late_writes_of_closed_connections_overwrite_no_newer_data(much_given_up, 4);
+    fn acknowledged_configuration_changes_survive_crashes(much_changed, 12);
 }
 
-#[test]
-fn a_change_whose_file_is_not_synced_is_found() {
-    let (_, why) = find_in(much_changed, SeededBug::UnsyncedChange, 20);
-    assert!(why.contains("cannot be read any more") || why.contains("a change is lost"), "{why}");
-}
-
-#[test]
-fn a_change_published_before_it_is_persisted_is_found() {
-    let (_, why) = find_in(much_changed, SeededBug::EarlyCommit, 20);
-    assert!(why.contains("a change is lost"), "{why}");
+found! {
+    fn a_flush_that_completes_with_an_earlier_fsync_is_found(SharedFlush, much_flushed, 8):
+        ["which cannot be"];
+    fn missing_block_locks_of_closed_connections_are_found(OpenBlocks, much_given_up, 20):
+        ["which cannot be"];
+    fn a_cancelled_write_that_is_executed_later_is_found(LateWrite, much_aborted, 40):
+        ["which cannot be"];
+    fn a_torn_block_within_the_power_fail_write_unit_is_found(TornBlock, much_flushed_whole, 20):
+        ["a block is torn"];
+    fn a_change_whose_file_is_not_synced_is_found(UnsyncedChange, much_changed, 20):
+        ["cannot be read any more", "a change is lost"];
+    fn a_change_published_before_it_is_persisted_is_found(EarlyCommit, much_changed, 20):
+        ["a change is lost"];
 }
