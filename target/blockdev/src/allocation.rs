@@ -5,8 +5,10 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use crate::lock;
 
 /// Stands for a value that is not known.
 const UNKNOWN: u64 = u64::MAX;
@@ -54,12 +56,12 @@ impl Allocation {
     /// The file system of the file. None: no file, or not examined yet.
     #[must_use]
     pub fn file_system(&self) -> Option<FileSystemSpace> {
-        *self.file_system.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.file_system)
     }
 
     /// Sets what its file system has left.
     pub fn set_file_system(&self, space: FileSystemSpace) {
-        *self.file_system.lock().unwrap_or_else(PoisonError::into_inner) = Some(space);
+        *lock(&self.file_system) = Some(space);
     }
 }
 

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -26,7 +26,7 @@ use super::hold::{Hold, Stamp};
 use super::open_error::OpenError;
 use super::rbd::image::Image;
 use super::step::Space;
-use crate::durable;
+use crate::{durable, lock};
 
 /// An opened backing store, on which the ring of every reactor operates, through an `Arc`.
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl BackingDevice {
         let Some(hold) = &self.hold else { return Ok(()) };
         let files = (0..rings).map(|_| hold.another(&self.name, self.read_only));
         let files = files.collect::<Result<Vec<_>, _>>()?;
-        self.sync_files.lock().unwrap_or_else(PoisonError::into_inner).made.extend(files);
+        lock(&self.sync_files).made.extend(files);
         Ok(())
     }
 
@@ -411,7 +411,7 @@ impl BackingDevice {
 
     /// A descriptor for fsync for one more ring.
     pub(crate) fn sync_fd(&self) -> Option<RawFd> {
-        let mut files = self.sync_files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.sync_files);
         if files.given == files.made.len()
             && let Some(Ok(file)) =
                 self.hold.as_ref().map(|h| h.another(&self.name, self.read_only))

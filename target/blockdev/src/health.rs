@@ -5,13 +5,14 @@
 //! thread that may block (`monitor/mod.rs`) examines and reopens.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use nix::errno::Errno;
 use nvme::status::Status;
 
 use super::allocation::Allocation;
 use super::fault_injection::InjectedFault;
+use crate::lock;
 
 /// Down: every operation fails with Namespace Not Ready.
 const DOWN: u32 = 1 << 17;
@@ -259,7 +260,7 @@ impl Health {
 
     /// Records a failed fsync; returns true for the first one.
     pub fn fail_sync(&self, status: Status) -> bool {
-        let recorders = self.recorders();
+        let recorders = lock(&self.recorders);
         let unrecorded = if recorders.is_some() { UNRECORDED } else { 0 };
         let mark = SYNC_FAILED | unrecorded | u32::from(status.field());
         let mut old = self.standing.load(Ordering::Relaxed);
@@ -278,7 +279,7 @@ impl Health {
     /// Sets who persists a failed fsync and is notified of it: until [`Health::note_recorded`] the
     /// failure is not reported to hosts. None: failures are not persisted any more.
     pub(crate) fn record_by(&self, wake: Option<Arc<Condvar>>) {
-        let mut recorders = self.recorders();
+        let mut recorders = lock(&self.recorders);
         if wake.is_none() {
             self.note_recorded();
         }
@@ -296,10 +297,6 @@ impl Health {
     /// The failure is persisted, or cannot be: it is reported now.
     pub(crate) fn note_recorded(&self) {
         self.standing.fetch_and(!UNRECORDED, Ordering::Release);
-    }
-
-    fn recorders(&self) -> MutexGuard<'_, Option<Arc<Condvar>>> {
-        self.recorders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Compares and exchanges the state; returns the current one if it differs from `expected`.

@@ -7,13 +7,14 @@
 //! the erase.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
 use super::{PATIENCE, Provisioner, wait_for_reactors};
+use crate::blockdev::lock;
 use crate::blockdev::{BackingDevice, Health};
 use crate::core::message::MessageBarrier;
 use crate::core::registry::Registry;
@@ -253,10 +254,6 @@ impl FormatDevices for Provisioner {
     fn republish(&mut self, nqn: &Nqn) {
         self.publish_again(nqn);
     }
-}
-
-fn lock(provisioner: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
-    provisioner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@
 //! not see it, and the next of them would overwrite it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use uuid::Uuid;
 
 use super::devices::Place;
+use crate::blockdev::lock;
 
 /// Weak references by UUID, each with its namespace.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl<T> WeakByUuid<T> {
         place: Place,
         load: impl FnOnce() -> Result<Arc<T>, String>,
     ) -> Result<Arc<T>, String> {
-        let mut known = self.lock();
+        let mut known = lock(&self.0);
         known.retain(|_, (_, one)| one.strong_count() > 0);
         let old = known.get(&uuid).filter(|(of, _)| *of == place);
         if let Some(old) = old.and_then(|(_, one)| one.upgrade()) {
@@ -45,10 +46,6 @@ impl<T> WeakByUuid<T> {
 
     /// Removes the object of this UUID.
     pub(super) fn forget(&self, uuid: Uuid) {
-        self.lock().remove(&uuid);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, (Place, Weak<T>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).remove(&uuid);
     }
 }

@@ -5,10 +5,11 @@
 //! be lost, and old data could be read, or a mark would remain on blocks that were written since.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use uuid::Uuid;
 
+use crate::blockdev::lock;
 use crate::core::subsystem::bad_blocks::BadBlocks;
 
 /// Weak references to bad-block lists by UUID, each with the name of its device.
@@ -29,7 +30,7 @@ impl InternedBadBlocks {
         is_served: impl FnOnce(&Arc<BadBlocks>) -> bool,
         load: impl FnOnce() -> Result<Arc<BadBlocks>, String>,
     ) -> Result<Arc<BadBlocks>, String> {
-        let mut known = self.lock();
+        let mut known = lock(&self.0);
         known.retain(|_, (_, marks)| marks.strong_count() > 0);
         let old = known.get(&uuid).and_then(|(of, marks)| Some((of, marks.upgrade()?)));
         match old {
@@ -49,13 +50,9 @@ impl InternedBadBlocks {
 
     /// Removes the object of this UUID, also while it is in use.
     pub(super) fn forget(&self, uuid: Uuid) {
-        let gone = self.lock().remove(&uuid);
+        let gone = lock(&self.0).remove(&uuid);
         if let Some(marks) = gone.and_then(|(_, marks)| marks.upgrade()) {
             marks.end();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, (String, Weak<BadBlocks>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,11 +6,12 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, TryLockError};
 
 use tracing::{error, info};
 use uuid::Uuid;
 
+use crate::blockdev::lock;
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 use crate::state::record::StateDir;
 
@@ -92,7 +93,7 @@ impl NamespaceDirectory {
         new: &NamespaceCatalogRecord,
         before: &NamespaceCatalogRecord,
     ) -> io::Result<()> {
-        let mut unwritten = self.lock();
+        let mut unwritten = lock(&self.unwritten);
         self.is_in_place()?;
         let kept = StateDir(&self.path).replace(RECORD, new);
         match kept {
@@ -105,7 +106,7 @@ impl NamespaceDirectory {
 
     /// Restores this record. Returns false if that has to be retried.
     pub fn restore(&self, record: &NamespaceCatalogRecord) -> bool {
-        let mut unwritten = self.lock();
+        let mut unwritten = lock(&self.unwritten);
         self.put_back(&mut unwritten, record);
         unwritten.is_none()
     }
@@ -128,7 +129,7 @@ impl NamespaceDirectory {
 
     /// Writes the record again, if that is needed.
     pub(crate) fn rewrite_record(&self) {
-        let mut unwritten = self.lock();
+        let mut unwritten = lock(&self.unwritten);
         if let Some(record) = unwritten.clone() {
             self.put_back(&mut unwritten, &record);
         }
@@ -139,7 +140,7 @@ impl NamespaceDirectory {
     /// # Errors
     /// The I/O error; some files may have been removed.
     pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
-        let _unwritten = self.lock();
+        let _unwritten = lock(&self.unwritten);
         self.is_in_place()?;
         uuids.iter().try_for_each(|uuid| StateDir(&self.path).remove(&format!("{uuid}.img")))
     }
@@ -175,9 +176,5 @@ impl NamespaceDirectory {
                 *unwritten = Some(record.clone());
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<NamespaceCatalogRecord>> {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::mem;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
@@ -19,6 +19,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::{Provisioner, Transition, wait_for_reactors};
+use crate::blockdev::lock;
 use crate::blockdev::{BlockSizes, Health};
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::core::command::identify::SHARED;
@@ -516,10 +517,6 @@ impl Provisioner {
 fn free_bytes(directory: &Path) -> u64 {
     let found = statvfs(directory);
     found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))
-}
-
-fn lock(provisioner: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
-    provisioner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

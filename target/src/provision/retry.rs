@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::lock;
 use crate::provision::devices::Place;
 use crate::provision::{NamespaceDirectory, Provisioner};
 
@@ -93,7 +94,7 @@ impl Backoff {
 }
 
 fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
-    let provisioner = || provisioner.lock().unwrap_or_else(PoisonError::into_inner);
+    let provisioner = || lock(provisioner);
     provisioner().add_lost_listeners();
     provisioner().remember_again();
     let trust = provisioner().device_trust();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::blockdev::CreatedFile;
 use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::lock;
 
 /// Time limit for the removal of files.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -29,12 +30,12 @@ impl CreatedFiles {
 
     /// Adds a created file.
     pub(super) fn add(&self, made: CreatedFile) {
-        self.0.made.lock().unwrap_or_else(PoisonError::into_inner).push(made);
+        lock(&self.0.made).push(made);
     }
 
     /// Keeps the files.
     pub(super) fn keep(&self) {
-        let made = take(&mut *self.0.made.lock().unwrap_or_else(PoisonError::into_inner));
+        let made = take(&mut *lock(&self.0.made));
         made.into_iter().for_each(CreatedFile::keep);
     }
 }

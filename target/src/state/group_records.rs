@@ -12,13 +12,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 use tracing::error;
 use uuid::Uuid;
 
 use super::namespace_state::SectionRecord;
+use crate::blockdev::lock;
 use crate::blockdev::rados::{ObjectClient, Update, UpdateError};
 use crate::blockdev::record::{Record, seal, unseal};
 use crate::core::subsystem::persistence::{NotOwner, Persist};
@@ -42,12 +43,12 @@ struct Records {
 impl GroupRecords {
     /// The client and the object. Before, there are no sections, and none can be written.
     pub fn connect(&self, client: Arc<ObjectClient>, object: &str) {
-        self.lock().object = Some((client, object.to_owned()));
+        lock(&self.0).object = Some((client, object.to_owned()));
     }
 
     /// The ANA groups that this gateway owns now, each with the key and the value of its record.
     pub fn set_owned(&self, owned: BTreeMap<u32, (String, Vec<u8>)>) {
-        self.lock().owned = owned;
+        lock(&self.0).owned = owned;
     }
 
     /// Reads all sections. After it, reservations and write protection of namespaces that this
@@ -56,12 +57,12 @@ impl GroupRecords {
     /// # Errors
     /// One sentence.
     pub fn refresh(&self) -> Result<(), String> {
-        let Some((client, object)) = self.lock().object.clone() else {
+        let Some((client, object)) = lock(&self.0).object.clone() else {
             return Err("the cluster of the gateway group is not connected".to_owned());
         };
         let read = client.read_prefixes(&object, &[PREFIX]);
         let all = read.map_err(|errno| format!("cannot read {object}: {}", errno.desc()))?;
-        self.lock().sections = all;
+        lock(&self.0).sections = all;
         Ok(())
     }
 
@@ -69,10 +70,6 @@ impl GroupRecords {
     #[must_use]
     pub fn namespace(self: &Arc<Self>, ana_group: u32, uuid: Uuid) -> NamespaceObject {
         NamespaceObject { records: Arc::clone(self), ana_group, uuid }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Records> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -92,7 +89,7 @@ impl NamespaceObject {
     /// Writes a section, if this gateway still owns the ANA group.
     fn write(&self, name: &'static str, lines: Option<&String>) -> io::Result<()> {
         let (object, owned) = {
-            let records = self.records.lock();
+            let records = lock(&self.records.0);
             (records.object.clone(), records.owned.get(&self.ana_group).cloned())
         };
         let (Some((client, object)), Some((owner, value))) = (object, owned) else {
@@ -110,7 +107,7 @@ impl NamespaceObject {
             UpdateError::Conflict => not_owned(),
             UpdateError::Errno(errno) => io::Error::from(errno),
         })?;
-        let mut records = self.records.lock();
+        let mut records = lock(&self.records.0);
         match text {
             Some(text) => drop(records.sections.insert(key, text)),
             None => drop(records.sections.remove(&key)),
@@ -129,7 +126,7 @@ impl Persist for NamespaceObject {
         name: &'static str,
         valid: &dyn Fn(&str) -> bool,
     ) -> Result<Option<String>, String> {
-        let Some(text) = self.records.lock().sections.get(&self.key(name)).cloned() else {
+        let Some(text) = lock(&self.records.0).sections.get(&self.key(name)).cloned() else {
             return Ok(None);
         };
         let section = unseal::<SectionRecord>(&text).and_then(|record| {
@@ -165,7 +162,7 @@ impl Persist for NamespaceObject {
 
     /// Its object and the beginning of its keys.
     fn path(&self) -> PathBuf {
-        let object = self.records.lock().object.as_ref().map(|(_, object)| object.clone());
+        let object = lock(&self.records.0).object.as_ref().map(|(_, object)| object.clone());
         PathBuf::from(format!("{}/{}", object.unwrap_or_default(), self.key("*")))
     }
 

@@ -27,11 +27,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tracing::error;
 use uuid::Uuid;
 
+use crate::blockdev::lock;
 use crate::blockdev::record::{self, Record};
 use crate::core::subsystem::persistence::{Persist, Section};
 use crate::state::record::StateDir;
@@ -201,7 +202,7 @@ impl NamespaceFile {
 
     /// Persisted state that hosts rely on, whatever the UUID is, as named in messages.
     pub(crate) fn relied_on(&self) -> Vec<&'static str> {
-        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&CHANGES);
         let Ok(LoadedSections { sections, .. }) = self.read() else {
             return vec!["what cannot be read"];
         };
@@ -227,7 +228,7 @@ impl NamespaceFile {
     /// # Errors
     /// The I/O error.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&CHANGES);
         self.files().iter().try_for_each(|name| StateDir(&self.directory).remove(name))
     }
 
@@ -304,7 +305,7 @@ impl Persist for NamespaceFile {
         valid: &dyn Fn(&str) -> bool,
     ) -> Result<Option<String>, String> {
         let LoadedSections { mut sections, earlier } = {
-            let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = lock(&CHANGES);
             self.read()?
         };
         let lines = sections.0.remove(name);
@@ -326,7 +327,7 @@ impl Persist for NamespaceFile {
         new: Option<String>,
         before: Option<String>,
     ) -> io::Result<()> {
-        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&CHANGES);
         let found = self.read().map_err(io::Error::other);
         let replaced = found.and_then(|found| {
             self.convert(&found)?;

@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use nvme::Nqn;
 
+use crate::blockdev::lock;
 use crate::blockdev::record::Record;
 use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
@@ -60,7 +61,7 @@ impl PreparedHosts {
     /// # Errors
     /// The I/O error. The list may then be either.
     pub(crate) fn persist(self) -> io::Result<()> {
-        let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&WRITING);
         self.0.map_or(Ok(()), PreparedFile::persist)
     }
 }
@@ -76,7 +77,7 @@ pub(crate) fn prepare(
     let Some(directory) = directory.filter(|directory| !is_kept(hosts, directory)) else {
         return Ok(PreparedHosts(None));
     };
-    let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&WRITING);
     let prepared = StateDir(directory).prepare(NAME, &KeyedHosts(hosts.clone()));
     prepared.map(|file| PreparedHosts(Some(file))).map_err(|error| {
         format!("{} cannot record which hosts have had keys: {error}", directory.display())
@@ -104,7 +105,7 @@ fn is_kept(hosts: &BTreeSet<Nqn>, directory: &Path) -> bool {
 /// # Errors
 /// The I/O error.
 pub fn write(directory: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
-    let _alone = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&WRITING);
     StateDir(directory).replace(NAME, &KeyedHosts(hosts.clone()))
 }
 

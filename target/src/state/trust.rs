@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use nvme::Status;
 use tracing::error;
 use uuid::Uuid;
 
+use crate::blockdev::lock;
 use crate::blockdev::monitor::{Distrust, TrustRecords};
 use crate::core::registry::{HostKey, Registry};
 use crate::core::subsystem::persistence::Section;
@@ -43,7 +44,7 @@ impl DeviceTrust {
 
     /// The persisted hosts of a namespace.
     pub(crate) fn hosts(&self, uuid: Uuid) -> Vec<HostKey> {
-        self.reason(&mut self.lock(), uuid).hosts
+        self.reason(&mut lock(&self.known), uuid).hosts
     }
 
     /// Removes hosts that know of the failure now. What cannot be written is retried, and so is all
@@ -66,11 +67,7 @@ impl DeviceTrust {
     /// # Errors
     /// The error of the system.
     pub(crate) fn forget(&self, uuid: Uuid) -> io::Result<()> {
-        self.replace(&mut self.lock(), uuid, Reason::default())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Reason>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.replace(&mut lock(&self.known), uuid, Reason::default())
     }
 
     /// The hosts that do not know; none if the namespace was never served.
@@ -116,12 +113,12 @@ impl TrustRecords for DeviceTrust {
     }
 
     fn of(&self, uuid: Uuid) -> Distrust {
-        self.reason(&mut self.lock(), uuid).distrust
+        self.reason(&mut lock(&self.known), uuid).distrust
     }
 
     fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
         let hosts = self.hosts_now(uuid, distrust.is_nothing());
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         let hosts = hosts.unwrap_or_else(|| self.reason(&mut known, uuid).hosts);
         let reason = Reason { distrust, hosts };
         if !distrust.is_nothing() {

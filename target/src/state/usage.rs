@@ -27,12 +27,13 @@ use std::path::{Path, PathBuf};
 use std::str::SplitN;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvme::{Nqn, Text};
 use tracing::warn;
 
+use crate::blockdev::lock;
 use crate::blockdev::record::Record;
 use crate::core::command::identify::FIRMWARE;
 use crate::core::command::log_page;
@@ -112,7 +113,7 @@ impl UsageStore {
     /// Returns the counters of a subsystem, continued from the persisted ones.
     #[must_use]
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
-        Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
+        Arc::clone(lock(&self.usages).entry(*subsystem).or_insert_with(|| {
             let Some(directory) = &self.directory else { return Arc::default() };
             Arc::new(Usage::kept(event_log::open(directory, *subsystem, self.wake.clone())))
         }))
@@ -120,9 +121,9 @@ impl UsageStore {
 
     /// These subsystems are served from now on, and no others.
     pub(crate) fn serve(&self, served: &BTreeSet<Nqn>) {
-        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut removed = lock(&self.removed);
         removed.retain(|nqn| !served.contains(nqn));
-        let known: Vec<Nqn> = self.lock().keys().copied().collect();
+        let known: Vec<Nqn> = lock(&self.usages).keys().copied().collect();
         let is_new = |nqn: &Nqn| !served.contains(nqn) && !removed.contains(nqn);
         let new: Vec<Nqn> = known.into_iter().filter(is_new).collect();
         removed.extend(new);
@@ -130,10 +131,10 @@ impl UsageStore {
 
     /// Forgets the subsystems that were removed first, if there are too many.
     fn forget_removed(&self) {
-        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut removed = lock(&self.removed);
         let more = removed.len().saturating_sub(REMOVED_MAX);
         for nqn in removed.drain(..more) {
-            self.lock().remove(&nqn);
+            lock(&self.usages).remove(&nqn);
             if let Some(directory) = &self.directory {
                 event_log::remove(&nqn, directory);
             }
@@ -154,7 +155,7 @@ impl UsageStore {
     #[must_use]
     pub fn keep(self: Arc<UsageStore>, power: PowerLog) -> Option<UsageWriter> {
         let directory = self.directory.clone()?;
-        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let woken = lock(&self.woken).take()?;
         power.save(Instant::now(), true);
         let usage_store = Arc::clone(&self);
         let work = move || usage_store.run(&directory, &power, &woken);
@@ -184,12 +185,12 @@ impl UsageStore {
             let late = stopping || now >= usage_due;
             if stopping || now >= snapshot_due {
                 snapshot_due = now + SNAPSHOT_EVERY;
-                self.lock().values().for_each(|usage| snapshot(usage, self.power.at(now)));
+                lock(&self.usages).values().for_each(|usage| snapshot(usage, self.power.at(now)));
             }
             if late || news && now >= events_due {
                 news = false;
                 events_due = now + EVENTS_APART;
-                let usages: Vec<_> = self.lock().values().cloned().collect();
+                let usages: Vec<_> = lock(&self.usages).values().cloned().collect();
                 usages
                     .iter()
                     .filter_map(|usage| usage.history())
@@ -198,7 +199,7 @@ impl UsageStore {
             if late {
                 self.forget_removed();
                 usage_due = now + SAVE_EVERY;
-                let now = Some(Accounts::of(&self.lock()));
+                let now = Some(Accounts::of(&lock(&self.usages)));
                 if let Some(accounts) = now.as_ref().filter(|_| now != kept) {
                     match StateDir(directory).replace(NAME, accounts) {
                         Ok(()) => kept = now,
@@ -216,10 +217,6 @@ impl UsageStore {
                 return;
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Usages> {
-        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,10 @@
 //! The gateway group of the daemon, for the management interface.
 
+use std::sync::Mutex;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::api::GatewayGroup;
+use crate::blockdev::lock;
 
 /// A request of the administrator, by names.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,8 +44,4 @@ impl GroupView {
     pub fn request(&self, request: GroupRequest) -> bool {
         lock(&self.requests).as_ref().is_some_and(|requests| requests.send(request).is_ok())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

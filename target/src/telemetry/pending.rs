@@ -2,8 +2,9 @@
 
 use std::mem::take;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::blockdev::lock;
 use tracing::{error, info, warn};
 
 /// Unavailable devices and listeners, a sentence each.
@@ -25,13 +26,13 @@ impl Pending {
     /// All pending and held devices and listeners.
     #[must_use]
     pub fn list(&self) -> Vec<String> {
-        let state = self.lock();
+        let state = lock(&self.0);
         state.sentences.iter().chain(&state.held).cloned().collect()
     }
 
     /// Sets pending and held devices and listeners; changes are logged.
     pub fn set(&self, sentences: Vec<String>, held: Vec<String>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         for sentence in held.iter().filter(|each| !state.held.contains(each)) {
             error!("not served: {sentence}");
         }
@@ -47,29 +48,25 @@ impl Pending {
 
     /// Adds the address of a listener whose device was removed.
     pub(crate) fn add_lost(&self, at: SocketAddr) {
-        self.lock().lost.push(at);
+        lock(&self.0).lost.push(at);
     }
 
     /// Removes the address of a listener.
     pub(crate) fn forget(&self, at: SocketAddr) {
-        self.lock().lost.retain(|lost| *lost != at);
+        lock(&self.0).lost.retain(|lost| *lost != at);
     }
 
     /// Takes the addresses that were added since the last call.
     pub(crate) fn take_lost(&self) -> Vec<SocketAddr> {
-        take(&mut self.lock().lost)
+        take(&mut lock(&self.0).lost)
     }
 
     /// Logs an error of available devices, once.
     pub(crate) fn report_failure(&self, why: String) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.failure != why {
             warn!("still pending: {why}");
             state.failure = why;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PendingState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

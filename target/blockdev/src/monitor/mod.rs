@@ -29,7 +29,7 @@ use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
 use crate::blocking::BlockingPool;
-use crate::{BackingDevice, Condition, DeviceId, Kind};
+use crate::{BackingDevice, Condition, DeviceId, Kind, lock};
 pub use device::{MonitoredDevice, ResizeGuard};
 pub use trust::{Distrust, TrustRecord, TrustRecords};
 
@@ -536,10 +536,6 @@ fn is_gone(errno: i32) -> bool {
         errno,
         libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESTALE | libc::ESHUTDOWN | libc::EBADF
     )
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
+use crate::lock;
 use nvme::Status;
 use uuid::Uuid;
 
@@ -57,7 +58,7 @@ impl TrustRecord {
 
     /// Its contents.
     pub fn distrust(&self) -> Distrust {
-        *self.lock()
+        *lock(&self.kept)
     }
 
     /// Whether it has these contents. False while it is written, which may hang.
@@ -87,15 +88,11 @@ impl TrustRecord {
     /// # Errors
     /// The error of the system.
     pub fn update(&self, distrust: impl FnOnce() -> Option<Distrust>) -> io::Result<()> {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.kept);
         if let Some(distrust) = distrust() {
             self.store.set(self.uuid, distrust)?;
             *kept = distrust;
         }
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Distrust> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

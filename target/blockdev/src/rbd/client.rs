@@ -5,16 +5,16 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use nix::errno::Errno;
 
 use crate::ceph::ClusterConfig;
 use crate::ceph_client::connection::{connect, failed};
 use crate::ceph_client::ffi;
-use crate::durable;
 use crate::open_error::OpenError;
 use crate::record::{Record, seal, unseal};
+use crate::{durable, lock};
 
 /// A year. The client of a killed process never returns, so the entry only has to outlive what the
 /// network may still deliver; a longer one also covers a copied state directory.
@@ -96,7 +96,7 @@ impl Client {
     /// One sentence: what was tried, what the cluster answered, what to do.
     pub(super) fn of(config: &ClusterConfig) -> Result<Arc<Client>, OpenError> {
         // Held while one connects: others of the same cluster need its result.
-        let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = lock(&CLIENTS);
         clients.retain(|client| client.strong_count() > 0);
         let is_usable = |it: &Arc<Client>| it.config == *config && !it.is_fenced();
         if let Some(client) = clients.iter().filter_map(Weak::upgrade).find(is_usable) {
@@ -146,7 +146,7 @@ impl Client {
     /// Whether this is the address of a former client of this daemon. One that this process still
     /// uses, with another configuration, is none.
     pub(super) fn was(&self, address: &str) -> bool {
-        let clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let clients = lock(&CLIENTS);
         let live = clients.iter().filter_map(Weak::upgrade).filter(|it| !it.is_fenced());
         self.former.contains(address) && !{ live }.any(|it| it.address == address)
     }
@@ -154,7 +154,7 @@ impl Client {
     /// Excludes a client from the cluster, unless this one has done it already: what it has sent and
     /// the network still delivers is refused. Blocks.
     pub(super) fn exclude(&self, address: &str) -> Result<(), Errno> {
-        let mut excluded = self.excluded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut excluded = lock(&self.excluded);
         if !excluded.contains(address) {
             self.raw.blocklist(address, BLOCKLIST_SECONDS)?;
             excluded.insert(address.to_owned());

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -17,6 +17,7 @@ use super::PAUSE;
 use super::calls::ready;
 use super::poll_fd::PollRequest;
 use crate::blocking::BlockingPool;
+use crate::lock;
 
 /// Maximum of threads of one ring.
 const THREADS_MAX: usize = 64;
@@ -159,7 +160,7 @@ impl Threads {
 
 impl Results {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, i32)>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     /// Called by a thread. The event is read before the list, so it is signalled for the first

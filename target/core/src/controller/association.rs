@@ -4,10 +4,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nvme::{Nqn, Status};
+use nvmfd_blockdev::lock;
 
 use crate::auth::exchange;
 use crate::controller::ReservationView;
@@ -277,14 +278,14 @@ impl Association {
     /// Starts the keep alive timer with this timeout (NVMe base specification, 3.9).
     pub(crate) fn start_keep_alive(&self, timeout: Duration, now: Instant) {
         let timer = KeepAliveTimer { deadline: now + timeout, timeout };
-        *self.keep_alive.lock().unwrap_or_else(PoisonError::into_inner) = Some(timer);
+        *lock(&self.keep_alive) = Some(timer);
     }
 
     /// Restarts the timer if anything was received since the last call, as of this time.
     pub(crate) fn restart_keep_alive(&self, received: Instant) {
         let traffic = self.traffic.swap(false, Ordering::Relaxed);
         let proof = self.proof.swap(false, Ordering::Relaxed);
-        let mut timer = self.keep_alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut timer = lock(&self.keep_alive);
         if let Some(timer) = &mut *timer {
             timer.deadline = timer.after(received, traffic, proof);
         }
@@ -295,20 +296,20 @@ impl Association {
     pub(crate) fn is_keep_alive_expired(&self, received: Instant, now: Instant) -> bool {
         let traffic = self.traffic.load(Ordering::Relaxed);
         let proof = self.proof.load(Ordering::Relaxed);
-        let timer = self.keep_alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let timer = lock(&self.keep_alive);
         timer.is_some_and(|timer| now >= timer.after(received, traffic, proof))
     }
 
     /// Records a failed command. Locks: failures are not the hot path.
     pub(crate) fn log_error(&self, entry: ErrorRecord) {
-        let mut log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = lock(&self.errors);
         // Numbers are unique in the subsystem, also across restarts.
         log.push(self.subsystem_usage.count_error(), entry);
     }
 
     /// Number of errors of this controller, and the latest ones with their numbers, newest first.
     pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
-        let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let log = lock(&self.errors);
         (log.count, log.entries.iter().rev().copied().collect())
     }
 }
@@ -342,7 +343,7 @@ pub struct Changes {
 impl Changes {
     /// Adds a namespace.
     pub fn insert(&self, nsid: u32) {
-        self.nsids.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
+        lock(&self.nsids).insert(nsid);
         self.news.store(true, Ordering::Release);
     }
 
@@ -350,8 +351,7 @@ impl Changes {
     pub fn take(&self) -> Option<BTreeSet<u32>> {
         // A load first: usually there are none, and the line stays shared.
         let news = self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire);
-        let take =
-            || std::mem::take(&mut *self.nsids.lock().unwrap_or_else(PoisonError::into_inner));
+        let take = || std::mem::take(&mut *lock(&self.nsids));
         news.then(take)
     }
 }

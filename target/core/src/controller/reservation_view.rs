@@ -2,10 +2,11 @@
 //! pending notifications.
 
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nvme::reservation::{NotificationMask, NotificationPage, NotificationType};
+use nvmfd_blockdev::lock;
 
 use crate::subsystem::MAX_NSID;
 
@@ -85,7 +86,7 @@ impl ReservationView {
         if self.mask(nsid).0 & NotificationMask::bit(kind) != 0 {
             return false;
         }
-        let mut log = self.lock();
+        let mut log = lock(&self.log);
         // 0 means an empty page.
         log.count = log.count.checked_add(1).unwrap_or(1);
         if log.pages.len() == PAGES {
@@ -106,7 +107,7 @@ impl ReservationView {
     /// The oldest page; an empty one when there is none.
     #[must_use]
     pub fn page(&self) -> NotificationPage {
-        let mut log = self.lock();
+        let mut log = lock(&self.log);
         log.read = log.pages.front().map_or(0, |page| page.count);
         match log.pages.front() {
             Some(page) => {
@@ -120,7 +121,7 @@ impl ReservationView {
     /// The host has read the page that [`ReservationView::page`] returned last; when there are more,
     /// they are news again.
     pub fn acknowledge(&self) {
-        let mut log = self.lock();
+        let mut log = lock(&self.log);
         let read = log.read;
         // Another thread may have added or removed pages since.
         if log.pages.front().is_some_and(|page| page.count == read) {
@@ -134,12 +135,8 @@ impl ReservationView {
         for marks in &self.namespaces {
             marks.mask.store(0, Ordering::Relaxed);
         }
-        *self.lock() = Log::default();
+        *lock(&self.log) = Log::default();
         self.news.store(false, Ordering::Release);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

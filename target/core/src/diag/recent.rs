@@ -1,10 +1,11 @@
 //! Recent records of refused and disconnected hosts, bounded per source.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use nvme::Nqn;
+use nvmfd_blockdev::lock;
 
 use super::cause::{Cause, DisconnectRecord};
 
@@ -62,7 +63,7 @@ impl RecentDisconnects {
 
     fn note_at(&self, why: DisconnectRecord, at: SystemTime) {
         self.counts[why.cause as usize].fetch_add(1, Ordering::Relaxed);
-        let mut recent = self.lock();
+        let mut recent = lock(&self.recent);
         recent.number += 1;
         let number = recent.number;
         let record = Record { why, count: 1, first: at, last: at, number };
@@ -85,7 +86,7 @@ impl RecentDisconnects {
     /// The records, the latest first; of one host, or of all.
     #[must_use]
     pub fn list(&self, host: Option<&Nqn>) -> Vec<Record> {
-        let recent = self.lock();
+        let recent = lock(&self.recent);
         let mut records = recent.latest.clone();
         let forgotten =
             |record: &&Record| !recent.latest.iter().any(|other| is_same(&other.why, &record.why));
@@ -100,10 +101,6 @@ impl RecentDisconnects {
     #[must_use]
     pub fn count(&self, cause: Cause) -> u64 {
         self.counts[cause as usize].load(Ordering::Relaxed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Recent> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,12 +16,13 @@ mod unauthenticated;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use nvme::Nqn;
 use nvme::auth::PrivateKey;
 use nvme::reservation::NotificationType;
+use nvmfd_blockdev::lock;
 use zeroize::Zeroizing;
 
 use crate::auth::{Keyring, Requirement, Start, Throttle};
@@ -471,7 +472,7 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, ControllerTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

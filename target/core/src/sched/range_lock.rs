@@ -40,11 +40,12 @@
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::interval_index::IntervalIndex;
 use crate::sched::Waker;
 use nvmfd_blockdev::DeviceId;
+use nvmfd_blockdev::lock;
 
 /// Number of changes without a fused command after which changes need no lock any more.
 const CALM: u32 = 256;
@@ -143,7 +144,7 @@ impl RangeLocks {
     /// lock is granted at once.
     #[must_use]
     pub fn claim(&self, claim: RangeLock) -> (u64, bool) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         if claim.alone {
             self.watch(&mut table);
         } else {
@@ -172,14 +173,14 @@ impl RangeLocks {
     /// Whether a lock is granted by now.
     #[must_use]
     pub fn is_granted(&self, ticket: u64) -> bool {
-        self.lock().entries.get(&ticket).is_some_and(|entry| entry.granted)
+        lock(&self.table).entries.get(&ticket).is_some_and(|entry| entry.granted)
     }
 
     /// Locks the blocks of a change without a lock that a device still has when its connection is
     /// closed; returns the ticket, to be given up when the change has completed.
     #[must_use]
     pub fn leave(&self, claim: RangeLock) -> u64 {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let ticket = table.next_ticket();
         table.entries.insert(ticket, LockEntry { claim, granted: true, left: true });
         table.left.insert(ticket, &claim);
@@ -189,7 +190,7 @@ impl RangeLocks {
 
     /// The same for a change with a granted lock.
     pub fn leave_claimed(&self, ticket: u64) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let Some(entry) = table.entries.get_mut(&ticket) else { return };
         // An exclusive lock holds its blocks in any case.
         if entry.claim.alone || entry.left || !entry.granted {
@@ -204,7 +205,7 @@ impl RangeLocks {
 
     /// Releases a lock, granted or not.
     pub fn give_up(&self, ticket: u64) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let Some(LockEntry { claim, granted, left }) = table.entries.remove(&ticket) else {
             return;
         };
@@ -228,14 +229,14 @@ impl RangeLocks {
     /// Records the report of a reactor: it locks all changes from now on, and has `unclaimed`
     /// changes without a lock at its devices. Each of them ends with [`RangeLocks::settled`].
     pub fn settle(&self, unclaimed: u32) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         table.awaited += u64::from(unclaimed);
         self.await_less(&mut table);
     }
 
     /// Records that a change without a lock has completed.
     pub fn settled(&self) {
-        self.await_less(&mut self.lock());
+        self.await_less(&mut lock(&self.table));
     }
 
     #[cold]
@@ -299,10 +300,6 @@ impl RangeLocks {
                 reactor.wake();
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Statistics of one reactor.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvme::Nqn;
+use nvmfd_blockdev::lock;
 use rdma::FabricStats;
 
 use super::io_stats::{IoStats, Rows, StatsTable};
@@ -126,8 +127,4 @@ impl ReactorStats {
     pub fn fabric(&self) -> FabricStats {
         lock(&self.fabric).clone()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

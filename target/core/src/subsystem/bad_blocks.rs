@@ -15,9 +15,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvme::Status;
+use nvmfd_blockdev::lock;
 
 use crate::subsystem::persistence::{Persist, Section};
 
@@ -101,7 +102,7 @@ impl BadBlocks {
     /// Its file belongs to another namespace from now on, or to none: the list does not change any
     /// more. Waits for a change in progress.
     pub fn end(&self) {
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.ended) = true;
     }
 
     /// Whether no block is marked.
@@ -114,13 +115,13 @@ impl BadBlocks {
     /// The first marked byte of a range.
     #[must_use]
     pub fn first(&self, at: u64, len: u64) -> Option<u64> {
-        self.lock().first(at, len)
+        lock(&self.ranges).first(at, len)
     }
 
     /// Number of mark requests executed so far: a write that begins now is newer than their marks.
     #[must_use]
     pub fn orders(&self) -> u64 {
-        self.lock().orders
+        lock(&self.ranges).orders
     }
 
     /// Executes a change: persists it, and then makes it effective. For the state worker alone.
@@ -129,11 +130,11 @@ impl BadBlocks {
     /// Capacity Exceeded for too many marks; Internal Error if it cannot be persisted, or the list
     /// has ended. Nothing has changed then.
     pub fn change(&self, change: &Change) -> Result<(), Status> {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = lock(&self.ended);
         if *ended {
             return Err(Status::INTERNAL_ERROR);
         }
-        let old = self.lock().clone();
+        let old = lock(&self.ranges).clone();
         let mut new = old.clone();
         match change {
             Change::Mark { at, len, most_bytes } => {
@@ -153,13 +154,9 @@ impl BadBlocks {
             file.replace(section(&new), section(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
         }
         let bytes = new.bytes();
-        *self.lock() = new;
+        *lock(&self.ranges) = new;
         self.bytes.store(bytes, Ordering::Release);
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -22,7 +22,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvme::feature::Timestamp;
 use nvme::log::{LogId, Smart};
@@ -31,6 +31,7 @@ use nvme::persistent_event::{
     PowerOnOrReset, TimestampChange,
 };
 use nvme::{Nqn, Status, Text};
+use nvmfd_blockdev::lock;
 
 use crate::subsystem::power::Power;
 use nvmfd_blockdev::record::Record;
@@ -148,7 +149,7 @@ impl PersistentEventLog {
     pub fn note(&self, happening: PersistentEvent<'_>, power: &Power) {
         let (kind, cntlid, data) = describe(happening, power);
         let is_urgent = kind != EventType::TIMESTAMP_CHANGE;
-        let mut events = self.lock();
+        let mut events = lock(&self.events);
         events.push(LogEntry { kind, cntlid, unix_ms: power.unix_ms, data });
         events.unsaved = true;
         drop(events);
@@ -161,7 +162,7 @@ impl PersistentEventLog {
     /// The log for a reporting context: header and events, the newest first.
     #[must_use]
     pub fn report(&self, about: &LogHeader, power: &Power) -> Arc<[u8]> {
-        let mut events = self.lock();
+        let mut events = lock(&self.events);
         events.generation = events.generation.wrapping_add(1);
         let mut page = vec![0; PersistentEventHeader::BYTES];
         events.all.iter().rev().for_each(|event| event.emit(&mut page));
@@ -195,17 +196,13 @@ impl PersistentEventLog {
     /// The error of `save`. It is not saved then.
     pub fn save<E>(&self, save: impl FnOnce(&SavedEvents) -> Result<(), E>) -> Result<(), E> {
         let saved = {
-            let mut events = self.lock();
+            let mut events = lock(&self.events);
             if !std::mem::take(&mut events.unsaved) {
                 return Ok(());
             }
             SavedEvents { subsystem: self.subsystem, events: events.all.clone() }
         };
-        save(&saved).inspect_err(|_| self.lock().unsaved = true)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Events> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        save(&saved).inspect_err(|_| lock(&self.events).unsaved = true)
     }
 }
 

@@ -18,10 +18,11 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use nvme::{Nqn, Status};
+use nvmfd_blockdev::lock;
 use tracing::info;
 
 use crate::subsystem::persistence::{Persist, Section};
@@ -76,7 +77,7 @@ impl Progress {
 
     /// Marks an erase in progress, until this is dropped.
     pub fn erasing(&self) -> Erasing<'_> {
-        *self.busy() = true;
+        *lock(&self.busy) = true;
         Erasing(self)
     }
 
@@ -84,13 +85,9 @@ impl Progress {
     /// [`Progress::stop`] none begins.
     #[must_use]
     pub fn wait_until_idle(&self, patience: Duration) -> bool {
-        let waited = self.idle.wait_timeout_while(self.busy(), patience, |busy| *busy);
+        let waited = self.idle.wait_timeout_while(lock(&self.busy), patience, |busy| *busy);
         let (busy, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !*busy
-    }
-
-    fn busy(&self) -> MutexGuard<'_, bool> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,7 +97,7 @@ pub struct Erasing<'a>(&'a Progress);
 
 impl Drop for Erasing<'_> {
     fn drop(&mut self) {
-        *self.0.busy() = false;
+        *lock(&self.0.busy) = false;
         self.0.idle.notify_all();
     }
 }
@@ -180,13 +177,13 @@ impl Format {
     /// Bytes of a block, if a host has chosen.
     #[must_use]
     pub fn block_size_bytes(&self) -> Option<u32> {
-        self.lock().block_size_bytes
+        lock(&self.state).block_size_bytes
     }
 
     /// Progress of a format, if one is in progress.
     #[must_use]
     pub fn under_way(&self) -> Option<Arc<Progress>> {
-        self.lock().under_way.clone()
+        lock(&self.state).under_way.clone()
     }
 
     /// Starts a format for a host.
@@ -194,7 +191,7 @@ impl Format {
     /// # Errors
     /// Format in Progress: another one has begun.
     pub fn begin(&self) -> Result<Arc<Progress>, Status> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.under_way.is_some() {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
@@ -203,7 +200,7 @@ impl Format {
 
     /// It has ended, with any result.
     pub fn end(&self) {
-        self.lock().under_way = None;
+        lock(&self.state).under_way = None;
     }
 
     /// Sets the block size: persists it, and then makes it effective.
@@ -218,7 +215,7 @@ impl Format {
             let replaced = file.replace(Some(&chosen(block_size_bytes)), old.map(chosen).as_ref());
             replaced.map_err(|_| Status::INTERNAL_ERROR)?;
         }
-        self.lock().block_size_bytes = Some(block_size_bytes);
+        lock(&self.state).block_size_bytes = Some(block_size_bytes);
         info!(
             subsystem = %self.subsystem, nsid = self.nsid,
             "a host has formatted it to blocks of {block_size_bytes} bytes"
@@ -244,10 +241,6 @@ impl Format {
              `block_size` of {configured_bytes} in the configuration is not heeded{remedy}",
             self.nsid, self.subsystem
         ))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FormatState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

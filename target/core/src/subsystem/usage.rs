@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::subsystem::MAX_NSID;
 use crate::subsystem::event_log::PersistentEventLog;
 use crate::subsystem::work::{Work, WorkCounters};
 use nvmfd_blockdev::Health;
+use nvmfd_blockdev::lock;
 
 /// Resolution of the busy time, and interval at which queues report the namespaces that are busy.
 const BUSY_GRAIN: Duration = Duration::from_millis(250);
@@ -141,7 +142,7 @@ impl Usage {
 
     /// Replaces the health of the backing stores of its namespaces.
     pub fn prepare(&self, healths: impl Iterator<Item = Arc<Health>>) {
-        let mut own = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = lock(&self.healths);
         own.clear();
         own.extend(healths);
     }
@@ -149,7 +150,7 @@ impl Usage {
     /// Whether the backing store of any namespace is degraded.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        let healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        let healths = lock(&self.healths);
         healths.iter().any(|health| health.is_degraded())
     }
 
@@ -157,7 +158,7 @@ impl Usage {
     /// thread may write to it.
     #[must_use]
     pub fn reactor(&self, index: usize, nsids: impl Iterator<Item = u32>) -> Arc<ReactorUsage> {
-        let mut accounts = self.lock();
+        let mut accounts = lock(&self.accounts);
         if accounts.reactors.len() <= index {
             accounts.reactors.resize_with(index + 1, Arc::default);
         }
@@ -176,7 +177,7 @@ impl Usage {
 
     /// Records that commands for these namespaces are in flight now, or were just before.
     pub fn note_busy(&self, nsids: impl Iterator<Item = u32>, now: Instant) {
-        let mut accounts = self.lock();
+        let mut accounts = lock(&self.accounts);
         let since = *accounts.since.get_or_insert(now);
         let grains = now.saturating_duration_since(since).as_millis() / BUSY_GRAIN.as_millis();
         // The first is 1.
@@ -190,13 +191,13 @@ impl Usage {
     /// The counters of all its namespaces, including removed ones.
     #[must_use]
     pub fn whole(&self) -> SavedCounters {
-        self.lock().whole()
+        lock(&self.accounts).whole()
     }
 
     /// The counters of a namespace.
     #[must_use]
     pub fn of(&self, nsid: u32) -> SavedCounters {
-        let accounts = self.lock();
+        let accounts = lock(&self.accounts);
         let kept = accounts.namespaces.get(&nsid).map_or_else(Default::default, |own| own.kept);
         let tables = accounts.reactors.iter().filter_map(|table| table.of(nsid));
         tables.fold(kept, |sum, counters| sum.with(&counters.total()))
@@ -216,7 +217,7 @@ impl Usage {
     /// Counters to be persisted: errors, the sum, and each namespace with commands.
     #[must_use]
     pub fn accounts(&self) -> (u64, SavedCounters, Vec<(u32, SavedCounters)>) {
-        let accounts = self.lock();
+        let accounts = lock(&self.accounts);
         let kept = accounts.namespaces.iter().map(|(nsid, own)| (*nsid, own.kept));
         let mut each: BTreeMap<u32, SavedCounters> = kept.collect();
         for (nsid, counters) in accounts.reactors.iter().flat_map(|table| &table.0) {
@@ -230,15 +231,11 @@ impl Usage {
     /// Adds persisted counters of earlier runs.
     pub fn carry(&self, errors: u64, whole: &SavedCounters, namespaces: &[(u32, SavedCounters)]) {
         self.errors.fetch_add(errors, Ordering::Relaxed);
-        let mut accounts = self.lock();
+        let mut accounts = lock(&self.accounts);
         accounts.whole.carry(whole);
         for (nsid, kept) in namespaces {
             accounts.namespaces.entry(*nsid).or_default().carry(kept);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Accounts> {
-        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,10 +15,11 @@ pub mod state;
 use crate::subsystem::persistence::{Persist, not_persisted};
 pub use state::{Barred, Effect, HostId, Order, State};
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvme::reservation::Rescap;
 use nvme::{Nqn, Status};
+use nvmfd_blockdev::lock;
 use tracing::info;
 
 /// The reservation of one namespace, shared by all its users: queues report it, the state worker
@@ -88,25 +89,25 @@ impl Reservation {
     /// The present state.
     #[must_use]
     pub fn state(&self) -> State {
-        self.lock().clone()
+        lock(&self.state).clone()
     }
 
     /// The present extended Reservation Status structure.
     #[must_use]
     pub fn report(&self) -> Vec<u8> {
-        self.lock().report()
+        lock(&self.state).report()
     }
 
     /// Whether it persists through power loss.
     #[must_use]
     pub fn persists(&self) -> bool {
-        self.lock().persists
+        lock(&self.state).persists
     }
 
     /// Commands of `host` that are not allowed now.
     #[must_use]
     pub fn barred(&self, host: &HostId) -> Barred {
-        self.lock().barred(host)
+        lock(&self.state).barred(host)
     }
 
     /// Everything is erased here, for `host`: what would bar it from writing is refused until what
@@ -115,7 +116,7 @@ impl Reservation {
     /// # Errors
     /// Reservation Conflict.
     pub fn hold(self: &Arc<Self>, host: &HostId) -> Result<ReservationGuard, Status> {
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         self.barred(host).check(Barred::WRITE)?;
         *held = Some(*host);
         Ok(ReservationGuard(Arc::clone(self)))
@@ -128,7 +129,7 @@ impl Reservation {
     /// The status for the host; the state is unchanged. Format in Progress if it would restrict the
     /// host that it is held for.
     pub fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
-        let held = self.held();
+        let held = lock(&self.held);
         let old = self.state();
         let mut new = old.clone();
         let effect = new.apply(host, order, self.file.is_some())?;
@@ -143,7 +144,7 @@ impl Reservation {
         if new.rtype != old.rtype || new.holder != old.holder {
             info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
         }
-        *self.lock() = new;
+        *lock(&self.state) = new;
         Ok(effect)
     }
 
@@ -152,21 +153,12 @@ impl Reservation {
     /// # Errors
     /// As [`Reservation::kept`]; the state is unchanged.
     pub fn reload(&self) -> Result<(), String> {
-        let _unchanged = self.held();
+        let _unchanged = lock(&self.held);
         if let Some(file) = &self.file {
             let state = file.load()?.unwrap_or_default();
-            *self.lock() = state;
+            *lock(&self.state) = state;
         }
         Ok(())
-    }
-
-    /// Locked to change the state, never by I/O.
-    fn held(&self) -> MutexGuard<'_, Option<HostId>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -176,7 +168,7 @@ pub struct ReservationGuard(Arc<Reservation>);
 
 impl Drop for ReservationGuard {
     fn drop(&mut self) {
-        *self.0.held() = None;
+        *lock(&self.0.held) = None;
     }
 }
 
