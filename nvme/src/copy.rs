@@ -11,12 +11,8 @@ bits! {
         nr_z with_nr_z: u8 = 0, 8;
         /// Format of their descriptors.
         format with_format: u8 = 8, 4;
-        /// Protection information of the reads.
-        prinfor with_prinfor: u8 = 12, 4;
         /// Directive type of the writes.
         dtype with_dtype: u8 = 20, 4;
-        /// Protection information of the writes.
-        prinfow with_prinfow: u8 = 26, 4;
         /// Force Unit Access, of the writes.
         fua with_fua: bool = 30, 1;
         /// Limited Retry.

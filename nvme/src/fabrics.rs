@@ -33,12 +33,8 @@ impl Sqe {
 bits! {
     /// Connect attributes, one byte.
     pub struct ConnectAttributes(u8) {
-        /// Priority class: 0 urgent to 3 low; for weighted round robin only.
-        priority with_priority: u8 = 0, 2;
         /// The host does not use SQHD: return FFFFh there.
         disable_sq_flow_control with_disable_sq_flow_control: bool = 2, 1;
-        /// The host may delete single I/O queues with Disconnect.
-        io_queue_deletion with_io_queue_deletion: bool = 3, 1;
     }
 }
 

@@ -144,10 +144,6 @@ bits! {
     pub struct Arbitration(u32) {
         /// Burst: 2^n commands; 7 no limit.
         burst with_burst: u8 = 0, 3;
-        /// Low priority weight, minus one.
-        low_weight_z with_low_weight_z: u8 = 8, 8;
-        /// Medium priority weight, minus one.
-        medium_weight_z with_medium_weight_z: u8 = 16, 8;
         /// High priority weight, minus one.
         high_weight_z with_high_weight_z: u8 = 24, 8;
     }
@@ -178,8 +174,6 @@ bits! {
 bits! {
     /// 05h Error Recovery.
     pub struct ErrorRecovery(u32) {
-        /// Time limited error recovery, in units of 100 ms; 0 none.
-        tler_100ms with_tler_100ms: u16 = 0, 16;
         /// Deallocated or unwritten logical block error enable.
         dulbe with_dulbe: bool = 16, 1;
     }
@@ -200,16 +194,6 @@ bits! {
         submission_z with_submission_z: u16 = 0, 16;
         /// I/O completion queues, minus one; FFFFh is invalid.
         completion_z with_completion_z: u16 = 16, 16;
-    }
-}
-
-bits! {
-    /// 08h Interrupt Coalescing.
-    pub struct InterruptCoalescing(u32) {
-        /// Completions before an interrupt, minus one.
-        threshold_z with_threshold_z: u8 = 0, 8;
-        /// Longest delay, in units of 100 us; 0 none.
-        time_100us with_time_100us: u8 = 8, 8;
     }
 }
 
@@ -244,16 +228,6 @@ bits! {
         telemetry with_telemetry: bool = 10, 1;
         /// Asymmetric namespace access change notices.
         ana_change with_ana_change: bool = 11, 1;
-        /// Predictable latency event aggregate log change notices.
-        predictable_latency with_predictable_latency: bool = 12, 1;
-        /// LBA status information notices.
-        lba_status with_lba_status: bool = 13, 1;
-        /// Endurance group event aggregate log change notices.
-        endurance_group with_endurance_group: bool = 14, 1;
-        /// Normal NVM subsystem shutdown.
-        normal_shutdown with_normal_shutdown: bool = 15, 1;
-        /// Zone descriptor changed notices.
-        zone_descriptor with_zone_descriptor: bool = 27, 1;
         /// Discovery log page change notification.
         discovery_log with_discovery_log: bool = 31, 1;
     }
@@ -264,24 +238,6 @@ bits! {
     pub struct KeepAliveTimer(u32) {
         /// Timeout in milliseconds; 0 disables.
         kato_ms with_kato_ms: u32 = 0, 32;
-    }
-}
-
-bits! {
-    /// 10h Host Controlled Thermal Management.
-    pub struct HostControlledThermal(u32) {
-        /// Temperature of heavy throttling, in kelvins; 0 disables.
-        tmt2_k with_tmt2_k: u16 = 0, 16;
-        /// Temperature of light throttling, in kelvins; 0 disables.
-        tmt1_k with_tmt1_k: u16 = 16, 16;
-    }
-}
-
-bits! {
-    /// 80h Software Progress Marker.
-    pub struct SoftwareProgress(u32) {
-        /// Pre-boot software load count.
-        load_count with_load_count: u8 = 0, 8;
     }
 }
 
@@ -404,8 +360,6 @@ impl AsyncEvent {
     pub const SUBSYSTEM_RELIABILITY: Self = Self(0x02_00_01);
     /// Notice: namespace attribute changed.
     pub const NAMESPACE_ATTRIBUTE_CHANGED: Self = Self(0x04_00_02);
-    /// Notice: firmware activation starting.
-    pub const FIRMWARE_ACTIVATION_STARTING: Self = Self(0x03_01_02);
     /// Notice: asymmetric namespace access change.
     pub const ANA_CHANGE: Self = Self(0x0C_03_02);
     /// Notice: discovery log page change.
@@ -439,12 +393,9 @@ mod tests {
         assert_eq!(TemperatureThreshold(0).with_kind(1).with_sensor(0xF).0, 0x001F_0000);
         assert_eq!(ErrorRecovery(0).with_dulbe(true).0, 0x1_0000);
         assert_eq!(VolatileWriteCache(0).with_wce(true).0, 1);
-        assert_eq!(InterruptCoalescing(0).with_time_100us(2).0, 0x200);
         assert_eq!(InterruptVectorConfig(0).with_coalescing_disable(true).0, 0x1_0000);
         assert_eq!(WriteAtomicity(0).with_disable_normal(true).0, 1);
         assert_eq!(KeepAliveTimer(0).with_kato_ms(5000).0, 5000);
-        assert_eq!(HostControlledThermal(0).with_tmt1_k(300).0, 300 << 16);
-        assert_eq!(SoftwareProgress(0x1FF).with_load_count(0).0, 0x100);
         assert!(HostIdentifier(1).extended());
         assert_eq!(NamespaceWriteProtect(0xA).state(), WriteProtectState::UNTIL_POWER_CYCLE);
         assert_eq!(Capabilities(0).with_changeable(true).0, 4);
@@ -457,7 +408,6 @@ mod tests {
         assert_eq!(new(notice, 0, LogId::CHANGED_NAMESPACES).0, 0x0004_0002);
         assert_eq!(AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED, AsyncEvent(0x0004_0002));
         assert_eq!(new(notice, 1, LogId::FIRMWARE_SLOT).0, 0x0003_0102);
-        assert_eq!(AsyncEvent::FIRMWARE_ACTIVATION_STARTING, AsyncEvent(0x0003_0102));
         assert_eq!(new(notice, 3, LogId::ANA), AsyncEvent::ANA_CHANGE);
         assert_eq!(AsyncEvent::ANA_CHANGE, AsyncEvent(0x000C_0302));
         assert_eq!(new(notice, 0xF0, LogId::DISCOVERY), AsyncEvent::DISCOVERY_LOG_CHANGE);

@@ -13,8 +13,7 @@ use crate::{AdminOpcode, NqnField, PAGE_BYTES, Sgl, Sqe, Text};
 
 pub use crate::ids::{Csi, NAMESPACES_PER_PAGE};
 pub use namespace::{
-    IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm, LbaFormat, NamespaceIds,
-    Nsfeat,
+    IdentifyNamespace, IdentifyNamespaceIndependent, LbaFormat, NamespaceIds, Nsfeat,
 };
 
 open_enum! {
@@ -107,8 +106,6 @@ bits! {
         multi_port with_multi_port: bool = 0, 1;
         /// The subsystem may have more than one controller. Linux rejects a second path without it.
         multi_controller with_multi_controller: bool = 1, 1;
-        /// The controller belongs to an SR-IOV virtual function.
-        sr_iov with_sr_iov: bool = 2, 1;
         /// Asymmetric namespace access reporting.
         ana with_ana: bool = 3, 1;
     }
@@ -121,10 +118,6 @@ bits! {
         host_id_128 with_host_id_128: bool = 0, 1;
         /// Traffic based keep alive: any command restarts the timer.
         tbkas with_tbkas: bool = 6, 1;
-        /// UUID list supported.
-        uuid_list with_uuid_list: bool = 9, 1;
-        /// Extended LBA formats.
-        elbas with_elbas: bool = 15, 1;
     }
 }
 
@@ -141,8 +134,6 @@ bits! {
         telemetry with_telemetry: bool = 3, 1;
         /// Persistent event log.
         persistent_event with_persistent_event: bool = 4, 1;
-        /// Logs 00h, 12h and 13h, and the scopes of commands in log 05h (2.0): all of them.
-        supported_pages with_supported_pages: bool = 5, 1;
     }
 }
 
@@ -157,8 +148,6 @@ bits! {
         dataset_management with_dataset_management: bool = 2, 1;
         /// Write Zeroes.
         write_zeroes with_write_zeroes: bool = 3, 1;
-        /// Save field of Set Features and Select field of Get Features.
-        save_select with_save_select: bool = 4, 1;
         /// Reservations.
         reservations with_reservations: bool = 5, 1;
         /// Timestamp feature.
@@ -187,8 +176,6 @@ bits! {
         support with_support: u8 = 0, 2;
         /// Keyed SGL data block descriptors; RDMA hosts require it.
         keyed with_keyed: bool = 2, 1;
-        /// An SGL longer than the data is permitted.
-        longer with_longer: bool = 18, 1;
         /// Offsets in address fields: in-capsule data.
         offset with_offset: bool = 20, 1;
     }

@@ -282,9 +282,6 @@ use byteorder::{ByteOrder, LittleEndian};
 /// UDP, TCP and RDMA_CM port that IANA assigned to NVMe over Fabrics.
 pub const PORT: u16 = 4420;
 
-/// Port that IANA assigned to NVMe discovery services; RDMA discovery usually listens on [`PORT`].
-pub const DISCOVERY_PORT: u16 = 8009;
-
 /// Size of an Identify page and of the largest fixed log pages, in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -299,9 +296,6 @@ pub const NSID_ALL: u32 = 0xFFFF_FFFF;
 pub struct Text<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Text<N> {
-    /// Nothing but spaces.
-    pub const BLANK: Self = Self([b' '; N]);
-
     /// `text`, cut to `N` bytes and padded with spaces; a byte that is not printable ASCII becomes
     /// `?`.
     pub fn lossy(text: &str) -> Self {

@@ -85,10 +85,6 @@ bits! {
     pub struct LogSupport(u32) {
         /// The page is supported.
         supported with_supported: bool = 0, 1;
-        /// An index may be given as the offset.
-        index_offset with_index_offset: bool = 1, 1;
-        /// Specific to the page.
-        specific with_specific: u16 = 16, 16;
     }
 }
 
@@ -137,18 +133,8 @@ wire! {
 bits! {
     /// Critical warnings of the SMART log.
     pub struct CriticalWarning(u8) {
-        /// Spare capacity has fallen below the threshold.
-        spare with_spare: bool = 0, 1;
-        /// A temperature is beyond a threshold.
-        temperature with_temperature: bool = 1, 1;
         /// Reliability is degraded.
         reliability with_reliability: bool = 2, 1;
-        /// All media are read only.
-        read_only with_read_only: bool = 3, 1;
-        /// The volatile memory backup has failed.
-        backup_failed with_backup_failed: bool = 4, 1;
-        /// The persistent memory region has become read only or unreliable.
-        pmr with_pmr: bool = 5, 1;
     }
 }
 
@@ -231,8 +217,6 @@ bits! {
         cse with_cse: u8 = 16, 3;
         /// A UUID may be selected.
         uuid with_uuid: bool = 19, 1;
-        /// CSP: scope; 0 not reported.
-        scope with_scope: u16 = 20, 12;
     }
 }
 
@@ -251,8 +235,6 @@ bits! {
     pub struct FeatureEffects(u32) {
         /// FSUPP: supported.
         supported with_supported: bool = 0, 1;
-        /// UDCC: may change user data.
-        udcc with_udcc: bool = 1, 1;
         /// NCC: may change namespace capabilities.
         ncc with_ncc: bool = 2, 1;
         /// NIC: may change the inventory of namespaces.

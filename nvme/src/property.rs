@@ -30,9 +30,6 @@ impl Property {
     }
 }
 
-/// The value that resets the NVM subsystem when written to NSSR: "NVMe".
-pub const NSSR_RESET: u32 = 0x4E56_4D65;
-
 bits! {
     /// Controller Capabilities, 8 bytes.
     pub struct Cap(u64) {
@@ -44,26 +41,10 @@ bits! {
         ams with_ams: u8 = 17, 2;
         /// Time to become ready, in units of 500 ms.
         to_500ms with_to_500ms: u8 = 24, 8;
-        /// Doorbell stride; 0 on a fabric.
-        dstrd with_dstrd: u8 = 32, 4;
-        /// NVM Subsystem Reset supported.
-        nssrs with_nssrs: bool = 36, 1;
         /// Command sets: bit 0 NVM, bit 6 those reported by Identify CNS 1Ch, bit 7 none.
         css with_css: u8 = 37, 8;
-        /// Boot partition support.
-        bps with_bps: bool = 45, 1;
-        /// Controller power scope.
-        cps with_cps: u8 = 46, 2;
         /// Smallest memory page: 2^(12 + n) bytes.
         mpsmin with_mpsmin: u8 = 48, 4;
-        /// Largest memory page: 2^(12 + n) bytes.
-        mpsmax with_mpsmax: u8 = 52, 4;
-        /// Persistent memory region supported.
-        pmrs with_pmrs: bool = 56, 1;
-        /// Controller memory buffer supported.
-        cmbs with_cmbs: bool = 57, 1;
-        /// NVM subsystem shutdown supported.
-        nsss with_nsss: bool = 58, 1;
         /// Controller ready modes: with media.
         crwms with_crwms: bool = 59, 1;
         /// Controller ready modes: independent of media.
@@ -133,8 +114,6 @@ bits! {
         iosqes with_iosqes: u8 = 16, 4;
         /// I/O completion queue entry: 2^n bytes; 4.
         iocqes with_iocqes: u8 = 20, 4;
-        /// Controller ready independent of media enable.
-        crime with_crime: bool = 24, 1;
     }
 }
 
@@ -186,12 +165,6 @@ bits! {
         cfs with_cfs: bool = 1, 1;
         /// Shutdown status.
         shst with_shst: ShutdownStatus = 2, 2;
-        /// NVM subsystem reset occurred.
-        nssro with_nssro: bool = 4, 1;
-        /// Processing paused: I/O commands wait, as during firmware activation.
-        pp with_pp: bool = 5, 1;
-        /// Shutdown type: of the NVM subsystem rather than the controller.
-        st with_st: bool = 6, 1;
     }
 }
 

@@ -262,20 +262,6 @@ wire! {
 pub const EXTENDED_STATUS_BYTES: usize = 64;
 
 wire! {
-    /// Registrant of a Reservation Status structure, host identifiers of 64 bits, 24 bytes.
-    pub struct Registrant[24] {
-        /// Controller id; FFFFh when it is not known.
-        cntlid: u16 = 0,
-        /// Bit 0: holds the reservation.
-        rcsts: u8 = 2,
-        /// Host identifier.
-        hostid: u64 = 8,
-        /// Key.
-        key: u64 = 16,
-    }
-}
-
-wire! {
     /// Registrant of an extended Reservation Status structure, 64 bytes.
     pub struct ExtendedRegistrant[64] {
         /// Controller id; FFFFh when it is not known.
@@ -391,8 +377,6 @@ mod tests {
         expected[..10].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 0, 0, 1]);
         assert_eq!(status.emit(), expected);
 
-        let short = Registrant { cntlid: 0xFFFF, rcsts: 1, hostid: 2, key: 3 }.emit();
-        assert_eq!((&short[..3], short[8], short[16]), (&[0xFF, 0xFF, 1][..], 2, 3));
         let long = ExtendedRegistrant { cntlid: 9, rcsts: 0, key: 3, hostid: [5; 16] }.emit();
         assert_eq!((long[0], long[8], &long[16..32]), (9, 3, &[5; 16][..]));
         assert_eq!(long[32..], [0; 32]);
@@ -460,8 +444,6 @@ mod tests {
             let begin = *bytes.first_chunk().unwrap();
             let status = ReservationStatus::parse(&begin);
             prop_assert_eq!(ReservationStatus::parse(&status.emit()), status);
-            let entry = Registrant::parse(&begin);
-            prop_assert_eq!(Registrant::parse(&entry.emit()), entry);
             let keys = *bytes.first_chunk().unwrap();
             prop_assert_eq!(RegisterKeys::parse(&keys).emit(), keys);
             prop_assert_eq!(AcquireKeys::parse(&keys).emit(), keys);

@@ -287,19 +287,6 @@ impl Sqe {
     }
 }
 
-/// Reading Abort.
-impl Sqe {
-    /// Submission queue of the command to abort.
-    pub const fn abort_sqid(&self) -> u16 {
-        self.cdw10 as u16
-    }
-
-    /// Id of the command to abort.
-    pub const fn abort_cid(&self) -> u16 {
-        (self.cdw10 >> 16) as u16
-    }
-}
-
 bits! {
     /// Dword 12 of Read, Write and their relatives.
     pub struct RwFlags(u32) {
@@ -309,8 +296,6 @@ bits! {
         dtype with_dtype: u8 = 20, 4;
         /// Deallocate; Write Zeroes only.
         deac with_deac: bool = 25, 1;
-        /// Protection information: 12:10 of the control word check, 13 act.
-        prinfo with_prinfo: u8 = 26, 4;
         /// Force Unit Access.
         fua with_fua: bool = 30, 1;
         /// Limited Retry.
@@ -416,7 +401,6 @@ mod tests {
             prop_assert!(command.blocks() >= 1 && command.blocks() <= 65536);
             prop_assert!(command.ranges() >= 1 && command.ranges() <= 256);
             prop_assert_eq!(command.slba() as u32, command.cdw10);
-            prop_assert_eq!(command.abort_cid(), (command.cdw10 >> 16) as u16);
             let printed = format!("{command:?}");
             prop_assert!(printed.contains("cdw15"));
         }

@@ -317,7 +317,6 @@ any_bytes! {
     any_identify_namespace: page IdentifyNamespace;
     any_identify_namespace_independent: page IdentifyNamespaceIndependent;
     any_identify_controller_nvm: page IdentifyControllerNvm;
-    any_identify_namespace_nvm: page IdentifyNamespaceNvm;
     any_power_state: array PowerState;
     any_lba_format: array LbaFormat;
     any_supported_pages: array SupportedPages;

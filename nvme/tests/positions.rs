@@ -74,7 +74,6 @@ positions! {
     identify_controller_nvm: IdentifyControllerNvm {
         vsl 0 1, wzsl 1 1, wusl 2 1, dmrl 3 1, dmrsl 4 4, dmsl 8 8,
     }
-    identify_namespace_nvm: IdentifyNamespaceNvm { lbstm 0 8, pic 8 1, elbaf 12 256, }
     error_entry: ErrorEntry {
         error_count 0 8, sqid 8 2, cid 10 2, status 12 2, parameter 14 2, lba 16 8, nsid 24 4,
         vendor_log 28 1, trtype 29 1, csi 30 1, opcode 31 1, command_info 32 8, transport_info 40 2,
@@ -94,7 +93,6 @@ positions! {
     acquire_keys: AcquireKeys { current 0 8, preempt 8 8, }
     release_key: ReleaseKey { current 0 8, }
     reservation_status: ReservationStatus { generation 0 4, rtype 4 1, registrants 5 2, ptpls 9 1, }
-    registrant: Registrant { cntlid 0 2, rcsts 2 1, hostid 8 8, key 16 8, }
     extended_registrant: ExtendedRegistrant { cntlid 0 2, rcsts 2 1, key 8 8, hostid 16 16, }
     notification_page: NotificationPage { count 0 8, kind 8 1, waiting 9 1, nsid 12 4, }
     ana_header: AnaHeader { chgcnt 0 8, ngrps 8 2, }
@@ -130,68 +128,52 @@ macro_rules! bit_positions {
 
 bit_positions! {
     cap: Cap(u64) {
-        mqes_z 0 16, cqr 16 1, ams 17 2, to_500ms 24 8, dstrd 32 4, nssrs 36 1, css 37 8, bps 45 1,
-        cps 46 2, mpsmin 48 4, mpsmax 52 4, pmrs 56 1, cmbs 57 1, nsss 58 1, crwms 59 1, crims 60 1,
+        mqes_z 0 16, cqr 16 1, ams 17 2, to_500ms 24 8, css 37 8, mpsmin 48 4, crwms 59 1,
+        crims 60 1,
     }
     vs: Vs(u32) { tertiary 0 8, minor 8 8, major 16 16, }
-    cc: Cc(u32) {
-        en 0 1, css 4 3, mps 7 4, ams 11 3, shn 14 2, iosqes 16 4, iocqes 20 4, crime 24 1,
-    }
-    csts: Csts(u32) { rdy 0 1, cfs 1 1, shst 2 2, nssro 4 1, pp 5 1, st 6 1, }
+    cc: Cc(u32) { en 0 1, css 4 3, mps 7 4, ams 11 3, shn 14 2, iosqes 16 4, iocqes 20 4, }
+    csts: Csts(u32) { rdy 0 1, cfs 1 1, shst 2 2, }
     crto: Crto(u32) { crwmt_500ms 0 16, crimt_500ms 16 16, }
     flags: Flags(u8) { fuse 0 2, psdt 6 2, }
-    rw_flags: RwFlags(u32) {
-        nlb_z 0 16, dtype 20 4, deac 25 1, prinfo 26 4, fua 30 1, limited_retry 31 1,
-    }
+    rw_flags: RwFlags(u32) { nlb_z 0 16, dtype 20 4, deac 25 1, fua 30 1, limited_retry 31 1, }
     dsm_attributes: DsmAttributes(u32) { integral_read 0 1, integral_write 1 1, deallocate 2 1, }
-    connect_attributes: ConnectAttributes(u8) {
-        priority 0 2, disable_sq_flow_control 2 1, io_queue_deletion 3 1,
-    }
+    connect_attributes: ConnectAttributes(u8) { disable_sq_flow_control 2 1, }
     connect_result: ConnectResult(u32) { cntlid 0 16, atr 17 1, ascr 18 1, }
-    cmic: Cmic(u8) { multi_port 0 1, multi_controller 1 1, sr_iov 2 1, ana 3 1, }
-    ctratt: Ctratt(u32) { host_id_128 0 1, tbkas 6 1, uuid_list 9 1, elbas 15 1, }
+    cmic: Cmic(u8) { multi_port 0 1, multi_controller 1 1, ana 3 1, }
+    ctratt: Ctratt(u32) { host_id_128 0 1, tbkas 6 1, }
     lpa: Lpa(u8) {
         smart_per_namespace 0 1, effects 1 1, extended_data 2 1, telemetry 3 1,
-        persistent_event 4 1, supported_pages 5 1,
+        persistent_event 4 1,
     }
     oncs: Oncs(u16) {
         compare 0 1, write_uncorrectable 1 1, dataset_management 2 1, write_zeroes 3 1,
-        save_select 4 1, reservations 5 1, timestamp 6 1, verify 7 1, copy 8 1,
+        reservations 5 1, timestamp 6 1, verify 7 1, copy 8 1,
     }
     vwc: Vwc(u8) { present 0 1, flush_all 1 2, }
-    sgls: Sgls(u32) { support 0 2, keyed 2 1, longer 18 1, offset 20 1, }
-    nsfeat: Nsfeat(u8) {
-        thin 0 1, atomics 1 1, deallocated_error 2 1, ids_not_reused 3 1, optimal_io 4 1,
-    }
-    log_support: LogSupport(u32) { supported 0 1, index_offset 1 1, specific 16 16, }
-    critical_warning: CriticalWarning(u8) {
-        spare 0 1, temperature 1 1, reliability 2 1, read_only 3 1, backup_failed 4 1, pmr 5 1,
-    }
+    sgls: Sgls(u32) { support 0 2, keyed 2 1, offset 20 1, }
+    nsfeat: Nsfeat(u8) { thin 0 1, atomics 1 1, optimal_io 4 1, }
+    log_support: LogSupport(u32) { supported 0 1, }
+    critical_warning: CriticalWarning(u8) { reliability 2 1, }
     command_effects: CommandEffects(u32) {
-        supported 0 1, lbcc 1 1, ncc 2 1, nic 3 1, ccc 4 1, cse 16 3, uuid 19 1, scope 20 12,
+        supported 0 1, lbcc 1 1, ncc 2 1, nic 3 1, ccc 4 1, cse 16 3, uuid 19 1,
     }
     treq: Treq(u8) { secure_channel 0 2, sq_flow_control_disable 2 1, }
     entry_flags: EntryFlags(u16) { duplicate 0 1, persistent 1 1, ncc 2 1, }
     capabilities: Capabilities(u32) { saveable 0 1, namespace_specific 1 1, changeable 2 1, }
-    arbitration: Arbitration(u32) {
-        burst 0 3, low_weight_z 8 8, medium_weight_z 16 8, high_weight_z 24 8,
-    }
+    arbitration: Arbitration(u32) { burst 0 3, high_weight_z 24 8, }
     power_management: PowerManagement(u32) { power_state 0 5, workload 5 3, }
     temperature_threshold: TemperatureThreshold(u32) { threshold_k 0 16, sensor 16 4, kind 20 2, }
-    error_recovery: ErrorRecovery(u32) { tler_100ms 0 16, dulbe 16 1, }
+    error_recovery: ErrorRecovery(u32) { dulbe 16 1, }
     volatile_write_cache: VolatileWriteCache(u32) { wce 0 1, }
     number_of_queues: NumberOfQueues(u32) { submission_z 0 16, completion_z 16 16, }
-    interrupt_coalescing: InterruptCoalescing(u32) { threshold_z 0 8, time_100us 8 8, }
     interrupt_vector_config: InterruptVectorConfig(u32) { vector 0 16, coalescing_disable 16 1, }
     write_atomicity: WriteAtomicity(u32) { disable_normal 0 1, }
     async_event_config: AsyncEventConfig(u32) {
         smart_warnings 0 8, namespace_attribute 8 1, firmware_activation 9 1, telemetry 10 1,
-        ana_change 11 1, predictable_latency 12 1, lba_status 13 1, endurance_group 14 1,
-        normal_shutdown 15 1, zone_descriptor 27 1, discovery_log 31 1,
+        ana_change 11 1, discovery_log 31 1,
     }
     keep_alive_timer: KeepAliveTimer(u32) { kato_ms 0 32, }
-    host_controlled_thermal: HostControlledThermal(u32) { tmt2_k 0 16, tmt1_k 16 16, }
-    software_progress: SoftwareProgress(u32) { load_count 0 8, }
     host_identifier: HostIdentifier(u32) { extended 0 1, }
     namespace_write_protect: NamespaceWriteProtect(u32) { state 0 3, }
     async_event: AsyncEvent(u32) { kind 0 3, info 8 8, log 16 8, }

@@ -26,10 +26,6 @@ bits! {
         thin with_thin: bool = 0, 1;
         /// NAWUN, NAWUPF and NACWU are valid.
         atomics with_atomics: bool = 1, 1;
-        /// Reading deallocated blocks can be made an error.
-        deallocated_error with_deallocated_error: bool = 2, 1;
-        /// NGUID and EUI64 are never reused.
-        ids_not_reused with_ids_not_reused: bool = 3, 1;
         /// NPWG, NPWA, NPDG, NPDA and NOWS are valid.
         optimal_io with_optimal_io: bool = 4, 1;
     }
@@ -149,18 +145,6 @@ wire! {
         endgid: u16 = 12,
         /// Status: bit 0 ready, required by hosts.
         nstat: u8 = 14,
-    }
-}
-
-wire! {
-    /// Identify Namespace of the NVM command set, extensions (CNS 05h, CSI 0), 4096 bytes.
-    pub struct IdentifyNamespaceNvm[page 4096] {
-        /// Logical block storage tag mask.
-        lbstm: u64 = 0,
-        /// Protection information capabilities.
-        pic: u8 = 8,
-        /// Extended LBA formats 0 to 63: bits 6:0 storage tag size, 8:7 protection format.
-        elbaf: [u32; 64] = 12,
     }
 }
 

@@ -6,14 +6,14 @@ use nvme::fabrics::{Authentication, Connect, ConnectData, Disconnect, PropertyGe
 use nvme::feature::{GetFeatures, HostBehavior, SetFeatures, Timestamp};
 use nvme::identify::{
     self, Identify, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
-    IdentifyNamespaceIndependent, IdentifyNamespaceNvm, NamespaceIds,
+    IdentifyNamespaceIndependent, NamespaceIds,
 };
 use nvme::log::{
     self, AnaGroup, AnaHeader, DiscoveryEntry, DiscoveryHeader, Effects, ErrorEntry, FirmwareSlots,
     GetLogPage, Smart, SupportedPages,
 };
 use nvme::reservation::{
-    AcquireKeys, NotificationPage, RegisterKeys, Registrant, ReleaseKey, Report, ReservationStatus,
+    AcquireKeys, NotificationPage, RegisterKeys, ReleaseKey, Report, ReservationStatus,
 };
 use nvme::sqe::DsmRange;
 use nvme::{Cqe, Nqn, PAGE_BYTES, Sgl, Sqe, Status, cm};
@@ -101,7 +101,6 @@ pub fn page(data: &[u8]) -> bool {
     assert!(namespace.block_bytes().is_none_or(|bytes| bytes.is_power_of_two() && bytes >= 512));
     page_survives!(IdentifyNamespaceIndependent, page);
     page_survives!(IdentifyControllerNvm, page);
-    page_survives!(IdentifyNamespaceNvm, page);
     page_survives!(NamespaceIds, page);
     page_survives!(Effects, page);
     survives!(SupportedPages, page);
@@ -118,7 +117,6 @@ pub fn page(data: &[u8]) -> bool {
     survives!(AcquireKeys, page);
     survives!(ReleaseKey, page);
     survives!(ReservationStatus, page);
-    survives!(Registrant, page);
     survives!(NotificationPage, page);
     let entry = survives!(DiscoveryEntry, page);
     named(entry.subnqn.nqn().ok());

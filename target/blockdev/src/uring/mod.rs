@@ -237,12 +237,6 @@ impl Ring {
         self.watches.watch(fd, token);
     }
 
-    /// Ends the poll of `fd`. The kernel releases the descriptor with the next submission; until
-    /// then a closed socket would occupy its port.
-    pub fn unwatch(&mut self, fd: RawFd) {
-        self.watches.unwatch(fd);
-    }
-
     /// Submits what is queued: one system call, or none if the queue is empty.
     pub fn submit(&mut self) {
         self.fill();

@@ -58,10 +58,6 @@ impl PolledFds {
         }
     }
 
-    pub(crate) fn unwatch(&mut self, fd: RawFd) {
-        self.0.iter_mut().filter(|watch| watch.fd == fd).for_each(Watch::stop);
-    }
-
     pub(crate) fn unwatch_all(&mut self) {
         self.0.iter_mut().for_each(Watch::stop);
     }

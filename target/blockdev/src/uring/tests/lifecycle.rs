@@ -69,7 +69,7 @@ fn a_watch_reports_once_and_is_armed_again_on_demand() {
     }
     bench.ring.watch(event.as_raw_fd(), 7);
     assert_eq!(turn(&mut bench), [0; 0]);
-    bench.ring.unwatch(event.as_raw_fd());
+    bench.ring.watches.unwatch_all();
     bench.ring.submit();
     event.write(1).unwrap();
     assert_eq!(turn(&mut bench), [0; 0]);
@@ -87,7 +87,7 @@ fn an_unwatched_socket_frees_its_port() {
     let address = socket.local_addr().unwrap();
     bench.ring.watch(socket.as_raw_fd(), 0);
     bench.ring.submit();
-    bench.ring.unwatch(socket.as_raw_fd());
+    bench.ring.watches.unwatch_all();
     drop(socket);
     let deadline = Instant::now() + Duration::from_secs(60);
     while std::net::UdpSocket::bind(address).is_err() {
