@@ -19,7 +19,6 @@ const COMMANDS: &str = include_str!("vectors/commands.hex");
 const COMPLETIONS: &str = include_str!("vectors/completions.hex");
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
-/// Command from `capture`, `frame`.
 fn command(capture: &str, frame: &str) -> Sqe {
     Sqe::parse(&find(COMMANDS, capture, frame))
 }

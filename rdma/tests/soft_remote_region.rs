@@ -22,7 +22,6 @@ const WINDOW: (u32, u32) = (1024, 2048);
 const BEFORE: u8 = 0xa5;
 const WRITTEN: u8 = 0x5a;
 
-/// A way in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     /// One packet.

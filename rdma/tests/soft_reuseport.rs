@@ -139,7 +139,6 @@ impl Scene {
         reasons.map(Option::unwrap)
     }
 
-    /// The host leaves.
     fn leave(&mut self, at_host: Qp, owner: usize, at_target: Qp) {
         self.host.fabric.disconnect(at_host);
         let reasons = self.gone([(None, at_host), (Some(owner), at_target)]);

@@ -49,7 +49,6 @@ pub(crate) fn describe(multipath: &Multipath) -> String {
     text
 }
 
-/// Returns the name of a state.
 pub(crate) fn state_name(state: PathState) -> &'static str {
     match state {
         PathState::Connecting => "connecting",

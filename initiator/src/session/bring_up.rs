@@ -161,7 +161,6 @@ impl Session {
         }
     }
 
-    /// Gets a property.
     pub(super) fn get(&mut self, step: Step, property: Property, io: &mut Io<'_>) {
         self.command(step, 0, PropertyGet::new(property).emit(), None, io);
     }

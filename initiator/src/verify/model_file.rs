@@ -103,9 +103,6 @@ pub fn decode(bytes: &[u8]) -> Result<(Model, String), Unusable> {
 
 /// Replaces a file as a whole: a reader finds the old content or the new one, also after a
 /// crash.
-///
-/// # Errors
-/// The I/O error.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -118,9 +115,6 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Makes the name of a file durable, by syncing its directory.
-///
-/// # Errors
-/// The I/O error.
 pub(crate) fn sync_name(path: &Path) -> io::Result<()> {
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()

@@ -373,7 +373,6 @@ fn common(seed: u64) -> (MultipathOptions, bool) {
     (options, failures)
 }
 
-/// One run.
 fn run(seed: u64) -> u64 {
     let (options, failures_permitted) = common(seed);
     let mut lab = Lab::new(seed, options, failures_permitted);

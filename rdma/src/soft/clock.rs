@@ -67,7 +67,6 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The time at an instant.
     #[inline]
     pub(crate) fn read(&mut self, now: Instant) -> Time {
         // Most calls of an iteration have the same one.

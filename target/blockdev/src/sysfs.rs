@@ -77,7 +77,6 @@ impl Device {
         read(&self.disk().join("loop/backing_file")).map(PathBuf::from)
     }
 
-    /// Its kernel name.
     fn kernel_name(&self) -> String {
         let path = fs::canonicalize(self.disk()).unwrap_or_default();
         path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()

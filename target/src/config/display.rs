@@ -148,7 +148,6 @@ impl fmt::Display for NamespaceKind {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "printed with one decimal")]
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }

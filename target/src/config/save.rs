@@ -32,7 +32,6 @@ const FORM: u32 = 2;
 /// The version before: new texts are in FILE.new, which an administrator may have as well.
 const OLD_FORM: u32 = 1;
 
-/// Digest of a text.
 pub(crate) fn digest(text: &str) -> String {
     Uuid::new_v5(&DIGEST_SPACE, text.as_bytes()).to_string()
 }
@@ -323,7 +322,6 @@ fn sync_directories(directories: &BTreeSet<PathBuf>) -> Result<(), String> {
     })
 }
 
-/// Path of the record.
 fn record(file: &Path) -> PathBuf {
     beside(file, ".saving")
 }

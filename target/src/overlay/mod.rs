@@ -236,9 +236,6 @@ impl EffectiveConfig {
 
     /// Writes the copy of the shared configuration beside the present one, which may fail for lack
     /// of space or permission.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn prepare_copy(&self, shared: &SharedConfig) -> Result<PreparedCopy, String> {
         shared.prepare_copy(self.kept_in.as_deref())
     }

@@ -90,7 +90,6 @@ fn begin(declared: &EffectiveConfig) -> Saving {
     }
 }
 
-/// A change of one text.
 fn edit(text: &str, change: &Change) -> Result<String, EditError> {
     super::edit(&ConfigFiles::from(text), change).map(|sources| sources.main.text)
 }

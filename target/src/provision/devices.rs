@@ -116,9 +116,6 @@ pub(crate) struct Memory(Vec<PreparedFile>);
 
 impl Memory {
     /// Writes the records, so that they survive a power loss.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn persist(self) -> std::io::Result<()> {
         self.0.into_iter().try_for_each(PreparedFile::persist)
     }

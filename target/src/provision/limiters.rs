@@ -62,7 +62,6 @@ impl Limiters {
         own.into_iter().chain(shared).cloned().collect()
     }
 
-    /// Limiters of hosts.
     #[must_use]
     pub(super) fn of_hosts(&self) -> &Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>> {
         &self.of_hosts

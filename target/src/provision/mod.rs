@@ -430,7 +430,6 @@ impl Provisioner {
         self.registry.change(Change { subsystems, ..Change::default() });
     }
 
-    /// The snapshot of a subsystem.
     fn snapshot(&self, stores: &DeviceTable, config: &SubsystemConfig) -> Subsystem {
         let mut subsystem = stores.subsystem(config, self.usage_store.usage(&config.nqn));
         subsystem.management = self.management(stores, config, &subsystem);

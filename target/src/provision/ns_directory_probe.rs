@@ -24,7 +24,6 @@ pub(super) struct DirectoryProbe {
     pub(super) images: Option<BTreeSet<PathBuf>>,
 }
 
-/// State of a directory.
 pub(super) enum DirectoryState {
     /// The open directory.
     AsBefore,

@@ -104,7 +104,6 @@ impl PendingDevice {
         self.key == (nqn, DIRECTORY_NSID)
     }
 
-    /// Whether it is this directory.
     pub(crate) fn is_directory(&self, directory: &Path) -> bool {
         matches!(&self.what, PendingKind::Directory(own) if own == directory)
     }

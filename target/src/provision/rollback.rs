@@ -28,7 +28,6 @@ impl CreatedFiles {
         CreatedFiles(Arc::new(Files { made: Mutex::default(), pool: Arc::clone(pool) }))
     }
 
-    /// Adds a created file.
     pub(super) fn add(&self, made: CreatedFile) {
         lock(&self.0.made).push(made);
     }

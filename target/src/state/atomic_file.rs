@@ -11,9 +11,6 @@ use crate::blockdev::durable;
 
 /// Writes and syncs content beside `name` in `directory`: all steps that need space or a working
 /// device are then complete, and the name still has the old content.
-///
-/// # Errors
-/// The I/O error.
 pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Result<PreparedFile> {
     let beside = directory.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
@@ -64,9 +61,6 @@ impl PreparedFile {
 }
 
 /// Removes `name` from `directory`, if it exists, as durably as [`PreparedFile::persist`] sets it.
-///
-/// # Errors
-/// The I/O error.
 pub(crate) fn remove(directory: &Path, name: &str) -> io::Result<()> {
     crash_point();
     match durable::remove_file(&directory.join(name)) {

@@ -83,9 +83,6 @@ impl DeviceIdentities {
     /// Prepares the record of served devices, and of others with persisted state. A damaged record
     /// is kept while any state is persisted: it prevents new devices until an administrator has
     /// restored it, and nothing else.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn prepare(
         directory: &Path,
         mut served: BTreeMap<Uuid, String>,

@@ -167,9 +167,6 @@ impl NamespaceFile {
     }
 
     /// The records of all namespaces in `directory`.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn all(directory: &Path) -> io::Result<Vec<NamespaceFile>> {
         let names = StateDir(directory).names()?;
         let uuid = |name: &String| {
@@ -224,9 +221,6 @@ impl NamespaceFile {
     }
 
     /// Removes all state of a deleted namespace.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let _alone = lock(&CHANGES);
         self.files().iter().try_for_each(|name| StateDir(&self.directory).remove(name))

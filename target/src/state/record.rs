@@ -104,17 +104,11 @@ impl StateDir<'_> {
     }
 
     /// Removes a record, if it exists, as durably as it is replaced.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn remove(self, name: &str) -> io::Result<()> {
         atomic_file::remove(self.0, name)
     }
 
     /// Returns the names of all files; names that are not UTF-8 are not records.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn names(self) -> io::Result<Vec<String>> {
         let names = fs::read_dir(self.0)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
         names.filter_map(Result::transpose).collect()

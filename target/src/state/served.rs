@@ -62,9 +62,6 @@ impl Served {
 
     /// Prepares the list: synced beside its name, which [`PreparedFile::persist`] sets; `None` if
     /// it is persisted already.
-    ///
-    /// # Errors
-    /// The I/O error.
     pub(crate) fn prepare(
         directory: &Path,
         paths: &BTreeSet<PathBuf>,

@@ -221,7 +221,6 @@ fn version(value: &[u8]) -> Option<SharedVersion> {
 }
 
 /// The two values of the object; the outer option: they fit.
-#[expect(clippy::option_option, reason = "damage differs from absence")]
 fn parse(version_value: Option<&[u8]>, text: Option<&[u8]>) -> Option<Option<SharedConfig>> {
     let (Some(value), Some(text)) = (version_value, text) else {
         return (version_value.is_none() && text.is_none()).then_some(None);

@@ -63,9 +63,6 @@ impl DeviceTrust {
     }
 
     /// Removes the record of a deleted namespace.
-    ///
-    /// # Errors
-    /// The error of the system.
     pub(crate) fn forget(&self, uuid: Uuid) -> io::Result<()> {
         self.replace(&mut lock(&self.known), uuid, Reason::default())
     }

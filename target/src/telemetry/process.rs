@@ -36,7 +36,6 @@ pub(crate) fn look() -> Process {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "2^53 us are centuries of CPU time")]
 fn cpu_s() -> Option<f64> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).ok()?;
     let micros = (usage.user_time() + usage.system_time()).num_microseconds();

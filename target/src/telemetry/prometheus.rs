@@ -445,7 +445,6 @@ fn histogram(mut metric: MetricEncoder<'_>, latency: &Latency) -> fmt::Result {
     metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "2^53 ns are a hundred days of one command")]
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }

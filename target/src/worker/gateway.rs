@@ -348,7 +348,6 @@ impl Driver {
         })
     }
 
-    /// A move, with the name of the gateway.
     fn named(&self, (ana_group, to): (u32, Slot)) -> Option<GatewayMove> {
         let to = self.gateway.object().member(to)?.name.clone();
         Some(GatewayMove { ana_group, to })

@@ -316,7 +316,6 @@ fn main() {
     println!("{done} commands done, {counted} of them counted so far, {queues} queue pairs");
 }
 
-/// Returns the command of this number.
 fn command(arguments: &Arguments, number: u64) -> Sqe {
     let opcode = if arguments.write { IoOpcode::WRITE } else { IoOpcode::READ };
     let count = arguments.namespaces;

@@ -152,7 +152,6 @@ impl FrontEnd {
 /// The driver of one queue.
 struct Driver<'a> {
     front_end: FrontEnd,
-    /// All of the memory.
     memory: VolatileSlice<'a>,
     kick: EventFd,
     call: EventFd,

@@ -171,7 +171,6 @@ pub(crate) struct LocalParameters {
     pub(crate) ack_timeout: Duration,
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) phase: Phase,

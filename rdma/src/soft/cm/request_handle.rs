@@ -11,7 +11,6 @@ use super::mad::MAD_BYTES;
 use super::request_key::RequestKey;
 use crate::Incoming;
 
-/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum RequestState {

@@ -132,7 +132,6 @@ impl CmRetransmitter {
         if self.order.is_empty() { None } else { self.order.first().map(|(due, _)| *due) }
     }
 
-    /// Takes one that is due.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Due> {
         let (_, comm) = self.order.first().copied().filter(|(due, _)| *due <= now)?;
         let mut retry = self.remove(comm)?;

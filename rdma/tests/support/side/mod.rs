@@ -69,7 +69,6 @@ impl Side {
         self.events.extend(batch);
     }
 
-    /// One turn.
     pub(crate) fn turn(&mut self) {
         self.poll();
         self.fabric.flush();

@@ -19,7 +19,6 @@ pub(crate) struct Cancellations {
     unasked: VecDeque<usize>,
 }
 
-/// One cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cancellation {
     /// Its own tag.

@@ -171,7 +171,6 @@ pub(super) fn effects(controller: &Controller) -> Vec<u8> {
     log.emit().to_vec()
 }
 
-/// Whether a controller supports a feature.
 fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
     match fid {
         FeatureId::ASYNC_EVENT_CONFIG | FeatureId::KEEP_ALIVE_TIMER => true,

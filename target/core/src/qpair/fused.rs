@@ -167,7 +167,6 @@ pub(super) fn refused(
     Some((other, status))
 }
 
-/// Separates the halves.
 pub(super) fn separate(requests: &mut Requests, halves: [u16; 2]) {
     for half in halves {
         if let Some(ext) = requests[half].ext_mut() {

@@ -113,7 +113,6 @@ impl State {
     }
 }
 
-/// All states.
 const STATES: [State; 12] = [
     State::Waiting(WaitReason::RateLimit),
     State::Waiting(WaitReason::Buffers),
@@ -308,7 +307,6 @@ impl Request {
         std::mem::forget(std::mem::replace(&mut self.plan, plan));
     }
 
-    /// Returns its state.
     #[inline]
     pub(super) fn state(&self) -> State {
         self.state

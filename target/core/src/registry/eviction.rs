@@ -71,7 +71,6 @@ impl AssociationLimit {
         AssociationLimit { most, claims: most.div_ceil(2), full }
     }
 
-    /// The limits of a subsystem.
     fn of(subsystem: &Subsystem) -> impl Iterator<Item = AssociationLimit> {
         let own = subsystem.offer.controllers;
         let own = own.map(|most| AssociationLimit::to(most.into(), Cause::SubsystemFull));

@@ -496,7 +496,6 @@ impl ControllerTable {
         }
     }
 
-    /// The listeners.
     fn listeners(&self) -> &[ListenerConfig] {
         self.listeners.as_deref().unwrap_or_default()
     }

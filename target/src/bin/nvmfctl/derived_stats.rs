@@ -60,7 +60,6 @@ pub(crate) struct ControllerRate {
 
 /// Returns a rate for each controller and kind of command that has any, in the order of their
 /// connections: of the period, or since the connection if that is later.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 pub(crate) fn by_controller(since: &Stats) -> Vec<ControllerRate> {
     let rate = |of: &ControllerStats, ops: &Sums| {
         let seconds = of.connected_us.clamp(1, since.at_us.max(1)) as f64 / 1e6;
@@ -139,12 +138,10 @@ pub(crate) fn by_row(since: &Stats) -> Vec<Rate> {
 }
 
 /// Time between two snapshots.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 pub(crate) fn seconds(since: &Stats) -> f64 {
     (since.at_us.max(1) as f64) / 1e6
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn of(ops: &Operations, seconds: f64) -> Rate {
     let time_ns = ops.latency.time_ns as f64;
     let stage = |stage: &nvmfd::api::stats::StageLatency| Stage {
@@ -167,7 +164,6 @@ fn of(ops: &Operations, seconds: f64) -> Rate {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn times(latency: &Latency) -> Times {
     let us = |ns: Option<u64>| ns.unwrap_or(0) as f64 / 1e3;
     Times {

@@ -110,7 +110,6 @@ fn show_controllers(since: &Stats, args: &StatsArgs, output: Output) {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn controller_table(all: &[ControllerRate]) -> String {
     let heads = [
         "ID",
@@ -206,7 +205,6 @@ fn shown(times: &Times) -> [String; 4] {
     [times.mean_us, times.p50_us, times.p99_us, times.p999_us].map(time)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn slow_table(all: &[SlowCommand]) -> String {
     let heads = ["WHEN", "TOOK", "WHERE", "HOST", "NSID", "COMMAND", "SLBA", "LENGTH", "STATUS"];
     let rows = all.iter().map(|command| {
@@ -228,7 +226,6 @@ fn slow_table(all: &[SlowCommand]) -> String {
     table(heads, rows, "no command was slow (see `slow_ms` in [observe])")
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn in_flight_table(all: &[InFlight]) -> String {
     let heads = ["AGE", "STAGE", "SUBSYSTEM", "NSID", "HOST", "QID", "CID", "COMMAND", "SLBA"];
     let rows = all.iter().map(|InFlight { command, stage, age_ns }| {

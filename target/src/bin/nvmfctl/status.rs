@@ -72,7 +72,6 @@ fn served(status: &Status) -> String {
     format!("{}, {namespaces}", count(status.subsystems, "subsystem"))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn text(status: &Status) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {

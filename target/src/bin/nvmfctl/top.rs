@@ -270,7 +270,6 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
     frame.render_widget(table("Stages", heads, rows, widths), area);
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 fn draw_reactors(frame: &mut Frame<'_>, area: Rect, since: &Stats) {
     let heads = ["REACTOR", "LOAD", "", "QUEUES", "DATA IN USE", "WAIT", "TURNS/S", "SLEEPS/S"];
     let row = |reactor: &Reactor| {
@@ -323,11 +322,6 @@ fn end_of(name: &str, columns: u16) -> String {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a load is from 0 to 1"
-)]
 fn bar(load: f64) -> String {
     "#".repeat((load * 20.0).round() as usize)
 }

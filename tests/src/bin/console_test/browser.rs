@@ -69,7 +69,6 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Calls a method and returns its result.
     pub(crate) fn call(&mut self, method: &str, params: &Value) -> Result<Value, String> {
         self.number += 1;
         let mut message = json!({ "id": self.number, "method": method, "params": params });

@@ -220,9 +220,6 @@ pub(crate) fn read(
 
 /// Replaces files in a directory of a file system, one after the other, durably: written beside,
 /// synced, renamed, and the directory synced.
-///
-/// # Errors
-/// The error of the system.
 pub(crate) fn files(
     directory: &Path,
     count: u64,

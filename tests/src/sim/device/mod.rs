@@ -77,7 +77,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A system call that has not returned.
 #[derive(Debug)]
 struct Call {
-    /// The ring.
     ring: usize,
     slot: u32,
     store: usize,

@@ -44,7 +44,6 @@ pub(super) struct Formatter {
 /// A format in progress.
 #[derive(Debug)]
 struct Running {
-    /// Its number.
     number: u64,
     /// The reactor that waits for the response, and its tag.
     asker: (usize, Tag),

@@ -15,7 +15,6 @@ const LEAST_DEAR: u64 = 16;
 /// Minimum after marks.
 const LEAST_MARKED: u64 = 2;
 
-/// The window.
 #[derive(Debug)]
 pub(super) struct CongestionWindow {
     most: u64,

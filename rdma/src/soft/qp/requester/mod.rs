@@ -154,7 +154,6 @@ pub(crate) struct Requester {
     /// End of the RNR wait: nothing is sent before.
     pause: Time,
     rnr_left: u8,
-    /// Its link errors.
     pub(super) troubles: LinkErrorCounts,
 }
 

@@ -8,7 +8,6 @@ const PATIENCE_NS: (u64, u64) = (50_000, 2_000_000);
 /// Maximum of a sample: weighted sums fit.
 const LONGEST_NS: u64 = u64::MAX >> 4;
 
-/// The estimator.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct RttEstimator {
     /// None before the first sample.

@@ -483,7 +483,6 @@ impl Responder {
         self.unsaid = 0;
     }
 
-    /// Its link errors.
     pub(crate) fn troubles(&self) -> &LinkErrorCounts {
         &self.answers.troubles
     }

@@ -73,18 +73,11 @@ impl Client {
     }
 
     /// Connects. Blocks up to `client_mount_timeout`.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn connect(&self) -> Result<(), Errno> {
         // SAFETY: the handle is live.
         check(unsafe { (self.api.rados_connect)(self.raw) }).map(drop)
     }
 
-    /// The id of the cluster.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn cluster_id(&self) -> Result<String, Errno> {
         let mut text = [0 as c_char; 64];
         // SAFETY: the library writes at most this many bytes, with a zero at the end.
@@ -93,9 +86,6 @@ impl Client {
     }
 
     /// Its address and nonce, as the owner of a lock and in a blocklist.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn address(&self) -> Result<String, Errno> {
         let mut text = null_mut();
         // SAFETY: the library allocates a text that ends with a zero.
@@ -110,9 +100,6 @@ impl Client {
 
     /// Excludes the client with an address from the cluster, and waits until this client has the
     /// map that says so: its next operations carry the epoch to the OSDs. Blocks.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn blocklist(&self, address: &str, seconds: u32) -> Result<(), Errno> {
         let mut address = c(address)?.into_bytes_with_nul();
         // SAFETY: a text that ends with a zero, and that the library may change.
@@ -124,9 +111,6 @@ impl Client {
     }
 
     /// Sends a command, in JSON, to the monitors. Blocks.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn command(&self, command: &str) -> Result<(), Errno> {
         let command = c(command)?;
         let commands = [command.as_ptr()];

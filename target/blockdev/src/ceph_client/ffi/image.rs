@@ -61,33 +61,21 @@ impl Image {
     }
 
     /// Its size in bytes. Blocks after a change until the cluster answers.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn size_bytes(&self) -> Result<u64, Errno> {
         self.number(self.api().rbd_get_size)
     }
 
     /// Size of its stripes: of its objects, unless it is striped.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn stripe_bytes(&self) -> Result<u64, Errno> {
         self.number(self.api().rbd_get_stripe_unit)
     }
 
     /// Whether it has the feature `exclusive-lock`.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn has_exclusive_lock(&self) -> Result<bool, Errno> {
         Ok(self.number(self.api().rbd_get_features)? & FEATURE_EXCLUSIVE_LOCK != 0)
     }
 
     /// Its id in the pool, which no other image gets.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn id(&self) -> Result<String, Errno> {
         let mut text = [0 as c_char; 128];
         // SAFETY: the library writes at most this many bytes, with a zero at the end.
@@ -96,9 +84,6 @@ impl Image {
     }
 
     /// An option as it is in effect for this image: of the configuration, the pool or the image.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn option(&self, name: &str) -> Result<Option<String>, Errno> {
         let api = self.api();
         let mut options = Vec::new();
@@ -128,9 +113,6 @@ impl Image {
     }
 
     /// The address of the client that holds its lock.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn lock_owner(&self) -> Result<Option<String>, Errno> {
         let (mut mode, mut owners, mut count) = (0, [null_mut(); 8], 8);
         // SAFETY: room for `count` pointers, which the library fills and counts.
@@ -195,9 +177,6 @@ impl Image {
     }
 
     /// Removes the lock of a client that has been excluded from the cluster.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn break_lock(&self, owner: &str) -> Result<(), Errno> {
         let owner = c(owner)?;
         // SAFETY: the image is live, and the text ends with a zero.
@@ -205,9 +184,6 @@ impl Image {
     }
 
     /// Whether this handle holds the lock, as far as its client knows.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn is_lock_owner(&self) -> Result<bool, Errno> {
         let mut is_owner = 0;
         // SAFETY: the image is live; one number is written.
@@ -216,9 +192,6 @@ impl Image {
     }
 
     /// Reads into a buffer. Blocks as long as the cluster does not answer.
-    ///
-    /// # Errors
-    /// The errno.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
         let (api, mut completion) = (self.api(), null_mut());
         // SAFETY: the library writes the handle; there is no callback.
