@@ -3,7 +3,8 @@
 //!
 //! Each message is one list of fields with their places: byte within the management datagram,
 //! bit within that byte counted from the most significant, width in bits. Structure, parsing and
-//! emission come from that one list. Reserved bits are ignored on receipt and sent as zero.
+//! emission come from that one list. All other bits (reserved, of alternate paths, of datagram
+//! services) are ignored on receipt and sent as zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -164,24 +165,16 @@ messages! {
     Request = 0x0010 {
         /// Names the connection at the sender.
         local_comm_id: u32 = 24 . 0 / 32;
-        /// Vendor of the enhanced-connection attribute.
-        vendor_id: u32 = 29 . 0 / 24;
         /// The requested service: see [`service_id`].
         service_id: u64 = 32 . 0 / 64;
         /// The sender's adapter; with the comm id the identity of the request.
         ca_guid: u64 = 40 . 0 / 64;
-        /// Queue key (not for reliable connections).
-        qkey: u32 = 52 . 0 / 32;
         /// The sender's queue pair.
         qpn: Qpn = 56 . 0 / 24;
         /// Reads and atomics that the sender will answer concurrently.
         responder_resources: u8 = 59 . 0 / 8;
-        /// The sender's end-to-end context (reliable datagram).
-        local_eecn: u32 = 60 . 0 / 24;
         /// Reads and atomics that the sender wants to have outstanding.
         initiator_depth: u8 = 63 . 0 / 8;
-        /// The receiver's end-to-end context (reliable datagram).
-        remote_eecn: u32 = 64 . 0 / 24;
         /// Time code in which the receiver is expected to answer: 4.096 µs * 2^n.
         remote_response_timeout: u8 = 67 . 0 / 5;
         /// 0 reliable connection, 1 unreliable, 2 reliable datagram, 3 see `extended_transport`.
@@ -230,30 +223,6 @@ messages! {
         primary_subnet_local: bool = 118 . 4 / 1;
         /// Time code of the sender's ack timeout: 4.096 µs * 2^n, 0 means infinite.
         primary_ack_timeout: u8 = 119 . 0 / 5;
-        /// As the primary path.
-        alternate_local_lid: u16 = 120 . 0 / 16;
-        /// As the primary path.
-        alternate_remote_lid: u16 = 122 . 0 / 16;
-        /// As the primary path.
-        alternate_local_gid: [u8; 16] = 124 . 0 / 128;
-        /// As the primary path.
-        alternate_remote_gid: [u8; 16] = 140 . 0 / 128;
-        /// As the primary path.
-        alternate_flow_label: u32 = 156 . 0 / 20;
-        /// As the primary path.
-        alternate_packet_rate: u8 = 159 . 2 / 6;
-        /// As the primary path.
-        alternate_traffic_class: u8 = 160 . 0 / 8;
-        /// As the primary path.
-        alternate_hop_limit: u8 = 161 . 0 / 8;
-        /// As the primary path.
-        alternate_sl: u8 = 162 . 0 / 4;
-        /// As the primary path.
-        alternate_subnet_local: bool = 162 . 4 / 1;
-        /// As the primary path.
-        alternate_ack_timeout: u8 = 163 . 0 / 5;
-        /// Suggested alternate path.
-        alternate_sap: u8 = 163 . 5 / 3;
         /// Private data; for RDMA-CM a [`CmaHeader`] and 56 bytes of the user.
         private_data: [u8; 92] = 164 . 0 / 736;
     }
@@ -296,28 +265,16 @@ messages! {
         local_comm_id: u32 = 24 . 0 / 32;
         /// Names it at the receiver.
         remote_comm_id: u32 = 28 . 0 / 32;
-        /// Queue key (not for reliable connections).
-        qkey: u32 = 32 . 0 / 32;
         /// The sender's queue pair.
         qpn: Qpn = 36 . 0 / 24;
-        /// Vendor of the enhanced-connection attribute, high byte.
-        vendor_id_high: u8 = 39 . 0 / 8;
-        /// The sender's end-to-end context (reliable datagram).
-        local_eecn: u32 = 40 . 0 / 24;
-        /// Vendor of the enhanced-connection attribute, middle byte.
-        vendor_id_middle: u8 = 43 . 0 / 8;
         /// First packet number that the *receiver* of this message is to use.
         starting_psn: Psn = 44 . 0 / 24;
-        /// Vendor of the enhanced-connection attribute, low byte.
-        vendor_id_low: u8 = 47 . 0 / 8;
         /// Reads and atomics that the sender will answer concurrently.
         responder_resources: u8 = 48 . 0 / 8;
         /// Reads and atomics that the sender will have outstanding.
         initiator_depth: u8 = 49 . 0 / 8;
         /// Time code of the sender's slowest acknowledgement: 4.096 µs * 2^n.
         target_ack_delay: u8 = 50 . 0 / 5;
-        /// Whether the alternate path was accepted.
-        failover_accepted: u8 = 50 . 5 / 2;
         /// The sender's acknowledgements carry credits.
         flow_control: bool = 50 . 7 / 1;
         /// Retries after "receiver not ready"; 7 is endless.
