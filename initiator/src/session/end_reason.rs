@@ -11,21 +11,28 @@ use nvme::{Nqn, Status};
 use rdma::{FabricError, Fault, Reason};
 
 /// Reason for the end of an association.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EndReason {
     /// `Session::close` or `Session::abort` was called.
+    #[error("the association was closed")]
     Closed,
     /// No connection, and no reject either.
+    #[error(
+        "no connection to {to}: nothing there speaks RDMA; look at the address, the route, and \
+         whether a firewall lets UDP port 4791 through"
+    )]
     Unreachable {
         /// The address of the target.
         to: SocketAddr,
     },
     /// The machine answers, but no service listens at the port.
+    #[error("{} refused the connection: nothing listens on port {} there", to.ip(), to.port())]
     NobodyListens {
         /// The address of the target.
         to: SocketAddr,
     },
     /// The target rejected the connection of a queue.
+    #[error(fmt = rejected)]
     Rejected {
         /// The queue.
         queue: u16,
@@ -33,6 +40,11 @@ pub enum EndReason {
         status: RejectStatus,
     },
     /// The connection was rejected without the private data of an NVMe target.
+    #[error(
+        "the connection of {} was refused with code {code}: what listens there may be no NVMe \
+         target",
+        Name(*queue)
+    )]
     RejectedOtherwise {
         /// The queue.
         queue: u16,
@@ -40,6 +52,7 @@ pub enum EndReason {
         code: i32,
     },
     /// The target rejected the Connect command of a queue.
+    #[error(fmt = refused)]
     ConnectRefused {
         /// The queue.
         queue: u16,
@@ -53,8 +66,17 @@ pub enum EndReason {
         hostnqn: Box<Nqn>,
     },
     /// The target requires authentication, and this host has no secret.
+    #[error(
+        "the target demands authentication (DH-HMAC-CHAP): give this host's secret with \
+         --dhchap-secret"
+    )]
     Authentication,
     /// The target did not accept the authentication of this host.
+    #[error(
+        "the target refuses our authentication on {} ({why}): is --dhchap-secret the secret that \
+         the target has for --hostnqn, and does it have the one of --dhchap-ctrl-secret, if given?",
+        Name(*queue)
+    )]
     NotAuthenticated {
         /// The queue.
         queue: u16,
@@ -62,6 +84,7 @@ pub enum EndReason {
         why: Failure,
     },
     /// The target has not authenticated itself, or violated the protocol of authentication.
+    #[error("the target did not authenticate itself on {}: {why}", Name(*queue))]
     Unproved {
         /// The queue.
         queue: u16,
@@ -69,13 +92,16 @@ pub enum EndReason {
         why: Failure,
     },
     /// The controller did not become ready.
+    #[error("the controller did not become ready within {waited:?}")]
     NotReady {
         /// Time waited.
         waited: Duration,
     },
     /// The controller reports a fatal status.
+    #[error("the controller reports a fatal error (CSTS.CFS)")]
     Fatal,
     /// A command of the initialization failed.
+    #[error("the target refused {what}, which is required: {status}")]
     Refused {
         /// The command.
         what: &'static str,
@@ -83,8 +109,14 @@ pub enum EndReason {
         status: Status,
     },
     /// The controller lacks a property that every host over RDMA requires.
+    #[error("this controller cannot be used: {0}")]
     Unsupported(&'static str),
     /// A command was not completed in time.
+    #[error(
+        "no answer to {what} on {} within {:?}",
+        Name(*queue),
+        Duration::from_millis(after.as_millis() as u64)
+    )]
     Timeout {
         /// The queue.
         queue: u16,
@@ -94,6 +126,7 @@ pub enum EndReason {
         after: Duration,
     },
     /// The connection of a queue was not established in time.
+    #[error("the connection of {} did not come up within {after:?}", Name(*queue))]
     SlowConnection {
         /// The queue.
         queue: u16,
@@ -101,6 +134,7 @@ pub enum EndReason {
         after: Duration,
     },
     /// The target violated the protocol.
+    #[error("the target broke the rules on {}: {what}", Name(*queue))]
     Violation {
         /// The queue.
         queue: u16,
@@ -108,6 +142,7 @@ pub enum EndReason {
         what: Violation,
     },
     /// The connection of a queue failed.
+    #[error("the connection of {} failed: {fault}", Name(*queue))]
     Fault {
         /// The queue.
         queue: u16,
@@ -115,28 +150,36 @@ pub enum EndReason {
         fault: Fault,
     },
     /// The target closed the connection of a queue.
+    #[error("the target closed the connection of {}", Name(*queue))]
     Peer {
         /// The queue.
         queue: u16,
     },
     /// The device failed or was removed.
+    #[error("the RDMA device failed or was removed")]
     Device,
     /// An operation of the fabric failed.
+    #[error("{0}")]
     Fabric(FabricError),
     /// The pool has no buffers for a queue.
+    #[error("too little memory in the pool for these queues")]
     NoMemory,
 }
 
 /// A protocol violation by the target.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     /// A response that is not 16 bytes long.
+    #[error("a response of {0} bytes instead of 16")]
     Length(u32),
     /// A completion for a command that is not outstanding: never sent, or already completed.
+    #[error("an answer to command {0:#06x}, which is not outstanding")]
     CommandId(u16),
     /// A key was invalidated that did not belong to the command.
+    #[error("it invalidated key {0:#010x}, which is not the command's")]
     Key(u32),
     /// Identify Controller returns another controller id than Connect.
+    #[error("Connect returned controller {connect}, and Identify tells of controller {identify}")]
     ControllerId {
         /// What Connect returned.
         connect: u16,
@@ -172,99 +215,9 @@ impl EndReason {
     }
 }
 
-impl fmt::Display for EndReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EndReason::Closed => f.write_str("the association was closed"),
-            EndReason::Unreachable { to } => write!(
-                f,
-                "no connection to {to}: nothing there speaks RDMA; look at the address, the \
-                 route, and whether a firewall lets UDP port 4791 through"
-            ),
-            EndReason::NobodyListens { to } => write!(
-                f,
-                "{} refused the connection: nothing listens on port {} there",
-                to.ip(),
-                to.port()
-            ),
-            EndReason::Rejected { queue, status } => rejected(f, *queue, *status),
-            EndReason::RejectedOtherwise { queue, code } => write!(
-                f,
-                "the connection of {} was refused with code {code}: what listens there may be no \
-                 NVMe target",
-                Name(*queue)
-            ),
-            EndReason::ConnectRefused { queue, status, parameter, subnqn, hostnqn } => {
-                refused(f, *queue, *status, *parameter, subnqn, hostnqn)
-            }
-            EndReason::Authentication => f.write_str(
-                "the target demands authentication (DH-HMAC-CHAP): give this host's secret with \
-                 --dhchap-secret",
-            ),
-            EndReason::NotAuthenticated { queue, why } => write!(
-                f,
-                "the target refuses our authentication on {} ({why}): is --dhchap-secret the \
-                 secret that the target has for --hostnqn, and does it have the one of \
-                 --dhchap-ctrl-secret, if given?",
-                Name(*queue)
-            ),
-            EndReason::Unproved { queue, why } => {
-                write!(f, "the target did not authenticate itself on {}: {why}", Name(*queue))
-            }
-            EndReason::NotReady { waited } => {
-                write!(f, "the controller did not become ready within {waited:?}")
-            }
-            EndReason::Fatal => f.write_str("the controller reports a fatal error (CSTS.CFS)"),
-            EndReason::Refused { what, status } => {
-                write!(f, "the target refused {what}, which is required: {status}")
-            }
-            EndReason::Unsupported(what) => write!(f, "this controller cannot be used: {what}"),
-            EndReason::Timeout { queue, what, after } => {
-                let after = Duration::from_millis(after.as_millis() as u64);
-                write!(f, "no answer to {what} on {} within {after:?}", Name(*queue))
-            }
-            EndReason::SlowConnection { queue, after } => {
-                write!(f, "the connection of {} did not come up within {after:?}", Name(*queue))
-            }
-            EndReason::Violation { queue, what } => {
-                write!(f, "the target broke the rules on {}: {what}", Name(*queue))
-            }
-            EndReason::Fault { queue, fault } => {
-                write!(f, "the connection of {} failed: {fault}", Name(*queue))
-            }
-            EndReason::Peer { queue } => {
-                write!(f, "the target closed the connection of {}", Name(*queue))
-            }
-            EndReason::Device => f.write_str("the RDMA device failed or was removed"),
-            EndReason::Fabric(error) => error.fmt(f),
-            EndReason::NoMemory => f.write_str("too little memory in the pool for these queues"),
-        }
-    }
-}
-
-impl std::error::Error for EndReason {}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Violation::Length(len) => write!(f, "a response of {len} bytes instead of 16"),
-            Violation::CommandId(cid) => {
-                write!(f, "an answer to command {cid:#06x}, which is not outstanding")
-            }
-            Violation::Key(key) => {
-                write!(f, "it invalidated key {key:#010x}, which is not the command's")
-            }
-            Violation::ControllerId { connect, identify } => write!(
-                f,
-                "Connect returned controller {connect}, and Identify tells of controller {identify}"
-            ),
-        }
-    }
-}
-
-fn rejected(f: &mut fmt::Formatter<'_>, queue: u16, status: RejectStatus) -> fmt::Result {
-    write!(f, "the target refused the connection of {}: {status}", Name(queue))?;
-    match status {
+fn rejected(queue: &u16, status: &RejectStatus, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "the target refused the connection of {}: {status}", Name(*queue))?;
+    match *status {
         RejectStatus::NO_RESOURCES => {
             f.write_str("; ask for fewer or smaller queues (--nr-io-queues, --queue-size)")
         }
@@ -273,14 +226,14 @@ fn rejected(f: &mut fmt::Formatter<'_>, queue: u16, status: RejectStatus) -> fmt
 }
 
 fn refused(
-    f: &mut fmt::Formatter<'_>,
-    queue: u16,
-    status: Status,
-    parameter: Option<InvalidParameter>,
+    queue: &u16,
+    status: &Status,
+    parameter: &Option<InvalidParameter>,
     subnqn: &Nqn,
     hostnqn: &Nqn,
+    f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
-    match (status.without_dnr(), parameter) {
+    match (status.without_dnr(), *parameter) {
         (code, _) if code.is(Status::CONNECT_INVALID_HOST) => write!(
             f,
             "the subsystem {subnqn} does not admit this host: add {hostnqn} to its hosts, or give \
@@ -292,14 +245,14 @@ fn refused(
         (code, Some(at)) if code.is(Status::CONNECT_INVALID_PARAMETERS) => write!(
             f,
             "the target refused Connect of {}: it does not like byte {} of the {}",
-            Name(queue),
+            Name(*queue),
             at.offset,
             if at.in_data { "data" } else { "command" }
         ),
         (code, _) if code.is(Status::CONNECT_CONTROLLER_BUSY) => {
             f.write_str("the target has no controller left for us (Connect Controller Busy)")
         }
-        _ => write!(f, "the target refused Connect of {}: {status}", Name(queue)),
+        _ => write!(f, "the target refused Connect of {}: {status}", Name(*queue)),
     }
 }
 
