@@ -1,6 +1,5 @@
 //! The fabric of a host: choice of provider, and sleeping on its descriptors.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -13,25 +12,17 @@ use rdma::soft::{self, Soft};
 use rdma::verbs::{self, Load, Verbs};
 use rdma::{FabricError, Initiator, Region, ZonedIp};
 
-/// The fabric provider.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
-pub enum Provider {
-    /// `verbs` where an RDMA device owns the address that leads to the target, else `soft`
-    #[default]
-    Auto,
-    /// RoCEv2 over an ordinary UDP socket: any machine
-    Soft,
-    /// An RDMA device, through rdma-core
-    Verbs,
-}
-
-impl fmt::Display for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Provider::Auto => "auto",
-            Provider::Soft => "soft",
-            Provider::Verbs => "verbs",
-        })
+rdma::named_enum! {
+    /// The fabric provider.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+    pub enum Provider {
+        /// `verbs` where an RDMA device owns the address that leads to the target, else `soft`
+        #[default]
+        Auto = "auto",
+        /// RoCEv2 over an ordinary UDP socket: any machine
+        Soft = "soft",
+        /// An RDMA device, through rdma-core
+        Verbs = "verbs",
     }
 }
 

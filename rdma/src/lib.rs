@@ -34,6 +34,7 @@
 pub mod event;
 pub mod limits;
 pub mod log_interval;
+mod named_enum;
 pub mod pool;
 pub mod soft;
 pub mod source;

@@ -2,38 +2,27 @@
 
 use crate::rng::Random;
 
-/// Access patterns, by fio's names.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Read one block after another
-    Read,
-    /// Write one block after another
-    Write,
-    /// Read anywhere
-    Randread,
-    /// Write anywhere
-    Randwrite,
-    /// Read and write, one block after another
-    #[value(alias = "readwrite")]
-    Rw,
-    /// Read and write anywhere
-    Randrw,
+rdma::named_enum! {
+    /// Access patterns, by fio's names.
+    #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Access {
+        /// Read one block after another
+        Read = "read",
+        /// Write one block after another
+        Write = "write",
+        /// Read anywhere
+        Randread = "randread",
+        /// Write anywhere
+        Randwrite = "randwrite",
+        /// Read and write, one block after another
+        #[value(alias = "readwrite")]
+        Rw = "rw",
+        /// Read and write anywhere
+        Randrw = "randrw",
+    }
 }
 
 impl Access {
-    /// Returns fio's name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Access::Read => "read",
-            Access::Write => "write",
-            Access::Randread => "randread",
-            Access::Randwrite => "randwrite",
-            Access::Rw => "rw",
-            Access::Randrw => "randrw",
-        }
-    }
-
     fn is_random(self) -> bool {
         matches!(self, Access::Randread | Access::Randwrite | Access::Randrw)
     }

@@ -31,54 +31,32 @@ pub(super) const MAX_DEPTH: u32 = 256;
 /// Maximum of memory for the data of all outstanding operations, in bytes.
 pub(super) const MAX_OUTSTANDING_BYTES: u32 = 16 << 20;
 
-/// How data move. As in NVMe over RDMA, the listening end is the one that reads and writes the
-/// memory of the other.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Operation {
-    /// A Send with the data, answered: the transfer of an NVMe Write with in-capsule data
-    Send,
-    /// A request, RDMA Read by the listening end, answer: the transfer of an NVMe Write
-    Read,
-    /// A request, RDMA Write by the listening end, answer: the transfer of an NVMe Read
-    Write,
-    /// As send, by Send with Immediate both ways; NVMe does not use this
-    SendImmediate,
-    /// A request, RDMA Write with Immediate by the listening end, which is the answer; NVMe does not use
-    /// this
-    WriteImmediate,
+rdma::named_enum! {
+    /// How data move. As in NVMe over RDMA, the listening end is the one that reads and writes the
+    /// memory of the other.
+    #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Operation {
+        /// A Send with the data, answered: the transfer of an NVMe Write with in-capsule data
+        Send = "send",
+        /// A request, RDMA Read by the listening end, answer: the transfer of an NVMe Write
+        Read = "read",
+        /// A request, RDMA Write by the listening end, answer: the transfer of an NVMe Read
+        Write = "write",
+        /// As send, by Send with Immediate both ways; NVMe does not use this
+        SendImmediate = "send-immediate",
+        /// A request, RDMA Write with Immediate by the listening end, which is the answer; NVMe
+        /// does not use this
+        WriteImmediate = "write-immediate",
+    }
 }
 
 impl Operation {
-    /// All of them.
-    pub(super) const ALL: [Operation; 5] = [
-        Operation::Send,
-        Operation::Read,
-        Operation::Write,
-        Operation::SendImmediate,
-        Operation::WriteImmediate,
-    ];
     /// Those of NVMe over RDMA.
     pub(super) const OF_NVME: [Operation; 3] = [Operation::Send, Operation::Read, Operation::Write];
 
-    /// Its name on the command line and in results.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Operation::Send => "send",
-            Operation::Read => "read",
-            Operation::Write => "write",
-            Operation::SendImmediate => "send-immediate",
-            Operation::WriteImmediate => "write-immediate",
-        }
-    }
-
+    /// Its number on the wire.
     fn code(self) -> u8 {
-        match self {
-            Operation::Send => 1,
-            Operation::Read => 2,
-            Operation::Write => 3,
-            Operation::SendImmediate => 4,
-            Operation::WriteImmediate => 5,
-        }
+        self as u8 + 1
     }
 
     /// Whether the data are in the messages of the connecting end; else in its memory.

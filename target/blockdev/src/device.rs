@@ -442,7 +442,7 @@ impl BackingDevice {
         let count = self.health.count_failure(errno);
         if count.is_power_of_two() {
             let said = Errno::from_raw(errno).desc();
-            let what = doing.word();
+            let what = doing.name();
             tracing::warn!("{}: {what} at byte {at}: {said}; failures: {count}", self.name);
         }
         match (Errno::from_raw(errno), self.kind) {

@@ -5,32 +5,20 @@ use nvme::status::Status;
 
 use super::health::Health;
 
-/// Operation that failed: one errno means different things for different operations.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OpKind {
-    /// Reading data.
-    Read,
-    /// Writing data, durably or not.
-    Write,
-    /// fsync.
-    Flush,
-    /// Deallocating.
-    Discard,
-    /// Zeroing a range.
-    Zero,
-}
-
-impl OpKind {
-    /// Its name in log lines.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            OpKind::Read => "read",
-            OpKind::Write => "write",
-            OpKind::Flush => "flush",
-            OpKind::Discard => "discard",
-            OpKind::Zero => "write of zeros",
-        }
+rdma::named_enum! {
+    /// Operation that failed: one errno means different things for different operations.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum OpKind {
+        /// Reading data.
+        Read = "read",
+        /// Writing data, durably or not.
+        Write = "write",
+        /// fsync.
+        Flush = "flush",
+        /// Deallocating.
+        Discard = "discard",
+        /// Zeroing a range.
+        Zero = "write of zeros",
     }
 }
 

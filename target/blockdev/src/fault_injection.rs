@@ -3,29 +3,29 @@
 //! A fault replaces the result of the kernel and nothing else, so everything after it runs as with
 //! a real error. Set by the key `fault` of a namespace, also by a reload.
 
-use std::fmt;
-
 use super::step::Step;
 
-/// An injected fault.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum InjectedFault {
-    /// No fault.
-    #[default]
-    None,
-    /// No operation completes until the fault changes.
-    Stall,
-    /// Every operation takes 100 ms longer.
-    Slow,
-    /// Every operation fails with EIO.
-    Error,
-    /// Operations that allocate space fail with ENOSPC.
-    Full,
-    /// fsync fails with EIO.
-    Sync,
-    /// Transfers complete after one block (short transfers).
-    Short,
+rdma::named_enum! {
+    /// An injected fault.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    #[repr(u8)]
+    pub enum InjectedFault {
+        /// No fault.
+        #[default]
+        None = "none",
+        /// No operation completes until the fault changes.
+        Stall = "stall",
+        /// Every operation takes 100 ms longer.
+        Slow = "slow",
+        /// Every operation fails with EIO.
+        Error = "error",
+        /// Operations that allocate space fail with ENOSPC.
+        Full = "full",
+        /// fsync fails with EIO.
+        Sync = "sync",
+        /// Transfers complete after one block (short transfers).
+        Short = "short",
+    }
 }
 
 /// How an injected fault changes a step.
@@ -40,17 +40,6 @@ pub enum Verdict {
 }
 
 impl InjectedFault {
-    /// All faults.
-    pub const ALL: [InjectedFault; 7] = [
-        InjectedFault::None,
-        InjectedFault::Stall,
-        InjectedFault::Slow,
-        InjectedFault::Error,
-        InjectedFault::Full,
-        InjectedFault::Sync,
-        InjectedFault::Short,
-    ];
-
     /// The fault with this number; none for other numbers.
     pub(super) fn from_number(number: u8) -> InjectedFault {
         InjectedFault::ALL.into_iter().find(|fault| *fault as u8 == number).unwrap_or_default()
@@ -84,21 +73,6 @@ impl InjectedFault {
             }
             step => step,
         }
-    }
-}
-
-/// The spelling of the configuration.
-impl fmt::Display for InjectedFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            InjectedFault::None => "none",
-            InjectedFault::Stall => "stall",
-            InjectedFault::Slow => "slow",
-            InjectedFault::Error => "error",
-            InjectedFault::Full => "full",
-            InjectedFault::Sync => "sync",
-            InjectedFault::Short => "short",
-        })
     }
 }
 

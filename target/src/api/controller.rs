@@ -36,16 +36,18 @@ pub struct Controller {
     pub errors: u64,
 }
 
-/// State of a controller.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ControllerState {
-    /// The host has yet to authenticate.
-    Authenticating,
-    /// Connected, and not enabled yet or being reset.
-    Disabled,
-    /// Commands are served.
-    Live,
-    /// Its queues are closing.
-    Closing,
+rdma::named_enum! {
+    /// State of a controller.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ControllerState {
+        /// The host has yet to authenticate.
+        Authenticating = "authenticating",
+        /// Connected, and not enabled yet or being reset.
+        Disabled = "disabled",
+        /// Commands are served.
+        Live = "live",
+        /// Its queues are closing.
+        Closing = "closing",
+    }
 }

@@ -59,34 +59,19 @@ pub struct GatewayConfiguration {
     pub text: String,
 }
 
-/// State of a gateway of a group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum GatewayState {
-    /// It takes part, and has heartbeats.
-    Live,
-    /// Its heartbeats have stopped.
-    Silent,
-    /// It was excluded from the cluster, and has not come back.
-    Excluded,
-    /// It has left in order.
-    Left,
-}
-
-impl GatewayState {
-    /// All states.
-    pub const ALL: [GatewayState; 4] =
-        [GatewayState::Live, GatewayState::Silent, GatewayState::Excluded, GatewayState::Left];
-
-    /// Name in JSON and metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            GatewayState::Live => "live",
-            GatewayState::Silent => "silent",
-            GatewayState::Excluded => "excluded",
-            GatewayState::Left => "left",
-        }
+rdma::named_enum! {
+    /// State of a gateway of a group.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "snake_case")]
+    pub enum GatewayState {
+        /// It takes part, and has heartbeats.
+        Live = "live",
+        /// Its heartbeats have stopped.
+        Silent = "silent",
+        /// It was excluded from the cluster, and has not come back.
+        Excluded = "excluded",
+        /// It has left in order.
+        Left = "left",
     }
 }
 

@@ -140,48 +140,25 @@ pub enum Detached {
     Replaced,
 }
 
-/// State of the device of a namespace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum NamespaceState {
-    /// It is served.
-    Serving,
-    /// A sync has failed: commands that promise stable storage fail, until `nvmfctl namespace
-    /// trust`.
-    SyncFailed,
-    /// It is missing or damaged: hosts see no such namespace.
-    Pending,
-    /// It is missing or too short: commands fail with a retriable status.
-    Down,
-    /// Its file was shortened, or replaced by another one: commands fail with a retriable status,
-    /// until `nvmfctl namespace trust`.
-    Untrusted,
-    /// A host has created it and its file is missing: hosts see no such namespace.
-    Lost,
-}
-
-impl NamespaceState {
-    /// All states.
-    pub const ALL: [NamespaceState; 6] = [
-        NamespaceState::Serving,
-        NamespaceState::SyncFailed,
-        NamespaceState::Pending,
-        NamespaceState::Down,
-        NamespaceState::Untrusted,
-        NamespaceState::Lost,
-    ];
-
-    /// Name in JSON and metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            NamespaceState::Serving => "serving",
-            NamespaceState::SyncFailed => "sync_failed",
-            NamespaceState::Pending => "pending",
-            NamespaceState::Down => "down",
-            NamespaceState::Untrusted => "untrusted",
-            NamespaceState::Lost => "lost",
-        }
+rdma::named_enum! {
+    /// State of the device of a namespace.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "snake_case")]
+    pub enum NamespaceState {
+        /// It is served.
+        Serving = "serving",
+        /// A sync has failed: commands that promise stable storage fail, until `nvmfctl namespace
+        /// trust`.
+        SyncFailed = "sync_failed",
+        /// It is missing or damaged: hosts see no such namespace.
+        Pending = "pending",
+        /// It is missing or too short: commands fail with a retriable status.
+        Down = "down",
+        /// Its file was shortened, or replaced by another one: commands fail with a retriable
+        /// status, until `nvmfctl namespace trust`.
+        Untrusted = "untrusted",
+        /// A host has created it and its file is missing: hosts see no such namespace.
+        Lost = "lost",
     }
 }
 

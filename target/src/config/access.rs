@@ -13,7 +13,7 @@ use crate::core::subsystem::{
 };
 
 use super::Limits;
-use super::schema::{NQN_FORM, bounded, mdts, name};
+use super::schema::{NQN_FORM, bounded, mdts, name, one_of};
 use super::size::Size;
 use super::table_reader::{At, Diagnostics, TableReader};
 
@@ -83,18 +83,7 @@ pub(super) fn offer(
             report.add(&span, what, format!("write {form}"));
         }
     }
-    let form = "\"allow\", \"refuse\" or \"replace\"";
-    if let Some(At { value, span }) = section.take::<String>("duplicate_hosts", form, report) {
-        match value.as_str() {
-            "allow" => offer.duplicates = DuplicateHosts::Allow,
-            "refuse" => offer.duplicates = DuplicateHosts::Refuse,
-            "replace" => offer.duplicates = DuplicateHosts::Replace,
-            other => {
-                let what = format!("`duplicate_hosts` is {other:?}");
-                report.add(&span, what, format!("write {form}"));
-            }
-        }
-    }
+    offer.duplicates = one_of("duplicate_hosts", &DuplicateHosts::ALL, section, report);
     offer
 }
 

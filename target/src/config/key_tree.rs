@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Config, Size};
 use crate::core::auth::Policy;
 use crate::core::subsystem::rate_limit::Limit;
-use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, DuplicateHosts, Referral};
+use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, Referral};
 
 /// Returns the tree of a configuration. Listeners and keys of hosts are omitted: they are
 /// displayed on separate lines.
@@ -91,11 +91,6 @@ pub(super) fn offer<S: Serializer>(offer: &AccessPolicy, to: S) -> Result<S::Ok,
     let AccessPolicy { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } =
         offer;
     let AccessPolicy { mdts_bytes, cntlids, duplicates, .. } = offer;
-    let duplicates = match duplicates {
-        DuplicateHosts::Allow => "allow",
-        DuplicateHosts::Refuse => "refuse",
-        DuplicateHosts::Replace => "replace",
-    };
     let keys = [
         ("listeners", json!(listeners)),
         ("queue_depth", json!(queue_depth)),
@@ -104,7 +99,7 @@ pub(super) fn offer<S: Serializer>(offer: &AccessPolicy, to: S) -> Result<S::Ok,
         ("controllers", json!(controllers)),
         ("max_nsid", json!(max_nsid)),
         ("cntlids", json!([cntlids.start(), cntlids.end()])),
-        ("duplicate_hosts", json!(duplicates)),
+        ("duplicate_hosts", json!(duplicates.name())),
     ];
     let keys = keys.map(|(key, value)| (key.to_owned(), value));
     let masks = masks.iter().map(|(nsid, hosts)| {

@@ -134,30 +134,17 @@ fn unit_state_directory(file: &Path, configuration: &Path, state: &str) -> Optio
     is_of_unit.then(|| state.into())
 }
 
-/// The fabric provider.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Provider {
-    /// Verbs where an RDMA device owns the listeners' addresses, else soft.
-    #[default]
-    Auto,
-    /// An RDMA device, through rdma-core.
-    Verbs,
-    /// RoCEv2 over UDP sockets.
-    Soft,
-}
-
-impl Provider {
-    /// All of them.
-    pub(crate) const ALL: [Provider; 3] = [Provider::Auto, Provider::Verbs, Provider::Soft];
-}
-
-impl fmt::Display for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Provider::Auto => "auto",
-            Provider::Verbs => "verbs",
-            Provider::Soft => "soft",
-        })
+rdma::named_enum! {
+    /// The fabric provider.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Provider {
+        /// Verbs where an RDMA device owns the listeners' addresses, else soft.
+        #[default]
+        Auto = "auto",
+        /// An RDMA device, through rdma-core.
+        Verbs = "verbs",
+        /// RoCEv2 over UDP sockets.
+        Soft = "soft",
     }
 }
 

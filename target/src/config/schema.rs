@@ -21,7 +21,7 @@ use super::files::merged;
 use super::group::group;
 use super::listener::listener;
 use super::management_api::management;
-use super::missing::missing;
+use super::missing::Missing;
 use super::ns_management::managed;
 use super::shutdown::stop;
 use super::size::{SIZE_FORM, Size};
@@ -73,7 +73,7 @@ fn read_with<'t>(
 
 pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Config {
     let include = include(&mut section, report);
-    let provider = one_of("provider", "provider", &Provider::ALL, &mut section, report);
+    let provider = one_of("provider", &Provider::ALL, &mut section, report);
     let reactor = reactor(section.table("reactor", "[reactor]", report), report);
     let limits = limits(section.table("limits", "[limits]", report), report);
     let memory = memory(section.table("memory", "[memory]", report), &limits, report);
@@ -98,7 +98,7 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     let capture = capture(&mut section, report);
     let authentication = authentication(&mut section, report);
     let management = management(&mut section, report);
-    let missing = missing(&mut section, report);
+    let missing = one_of("missing", &Missing::ALL, &mut section, report);
     let observe = observe(&mut section, report);
     let soft = soft(&mut section, report);
     let stop = stop(&mut section, report);
@@ -192,7 +192,7 @@ fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Reacto
             ),
         }
     }
-    reactor.io_engine = one_of("io_engine", "I/O engine", &IoEngine::ALL, &mut section, report);
+    reactor.io_engine = one_of("io_engine", &IoEngine::ALL, &mut section, report);
     section.end(report);
     reactor
 }
@@ -481,7 +481,7 @@ fn namespace(
     };
     let shared = shared(&mut section, not_shared, report);
     let (limit, shared_limit) = super::qos::of_namespace(&mut section, &scene.names, report);
-    let fault = one_of("fault", "fault", &InjectedFault::ALL, &mut section, report);
+    let fault = one_of("fault", &InjectedFault::ALL, &mut section, report);
     section.end(report);
 
     let (nsid, kind) = (nsid?, kind?);
@@ -569,10 +569,9 @@ fn shared(
     at.is_some()
 }
 
-/// Reads one of `all` by its name; `what` is what they are called.
-fn one_of<T: Copy + Default + Display>(
+/// Reads one of `all` by its name.
+pub(super) fn one_of<T: Copy + Default + Display>(
     key: &'static str,
-    what: &str,
     all: &[T],
     section: &mut TableReader<'_>,
     report: &mut Diagnostics<'_>,
@@ -584,7 +583,7 @@ fn one_of<T: Copy + Default + Display>(
     };
     let one = all.iter().find(|one| one.to_string() == value);
     if one.is_none() {
-        report.add(&span, format!("there is no {what} {value:?}"), format!("write one of {form}"));
+        report.add(&span, format!("`{key}` is {value:?}"), format!("write one of {form}"));
     }
     one.copied().unwrap_or_default()
 }

@@ -170,7 +170,7 @@ block_size = 520
 "#,
     );
     let starts = [
-        "line 1, column 12: there is no provider \"tcp\"",
+        "line 1, column 12: `provider` is \"tcp\"",
         "line 2, column 1: unknown key `colour`",
         "line 4, column 1: unknown key `queue_deph`: did you mean `queue_depth`?",
         "line 5, column 8: `mdts` is 3145728: write a power of two",
@@ -211,7 +211,7 @@ fn each_configuration_error_has_its_own_message() {
         ("", "[reactor]\ncpus = []\n", "the list of CPUs is empty"),
         ("", "[reactor]\ncpus = [4000]\n", "a CPU number is 1024 or more"),
         ("", "[reactor]\nspin_us = 2000000\n", "more than a second"),
-        ("", "[reactor]\nio_engine = 'aio'\n", "no I/O engine \"aio\""),
+        ("", "[reactor]\nio_engine = 'aio'\n", "`io_engine` is \"aio\""),
         ("", "[memory]\ndata = \"64KiB\"\n", "write at least 2304KiB"),
         ("", "[memory]\ndata = \"64 apples\"\n", "this unit of size is not known"),
         ("", "[memory]\nreceives = 100\n", "write at least 192"),
@@ -252,7 +252,7 @@ fn each_configuration_error_has_its_own_message() {
         ("nsid = 1", "nsid = 1\nkind = \"ram\"", "of kind \"ram\" has no path"),
         ("nsid = 1", "nsid = 1\nuuid = \"1\"", "\"1\" is not a UUID"),
         ("path = \"/var/lib/nvmfd/disk1.img\"", "", "has no `path`"),
-        ("nsid = 1", "nsid = 1\nfault = \"eio\"", "there is no fault \"eio\": write one of"),
+        ("nsid = 1", "nsid = 1\nfault = \"eio\"", "`fault` is \"eio\": write one of"),
         ("nsid = 1", "nsid = 1\nreadonly = true", "did you mean `read_only`?"),
     ] {
         let text = if from.is_empty() { format!("{to}{LEAST}") } else { LEAST.replace(from, to) };

@@ -3,84 +3,69 @@
 
 use std::ops::Index;
 
-macro_rules! outcomes {
-    ($($(#[$about:meta])* $outcome:ident = $name:literal,)*) => {
-        /// Outcome of a datagram.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum DatagramOutcome { $($(#[$about])* $outcome,)* }
-
-        impl DatagramOutcome {
-            /// All outcomes.
-            pub const ALL: &[DatagramOutcome] = &[$(DatagramOutcome::$outcome,)*];
-
-            /// Name in statistics: lower case, one word.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(DatagramOutcome::$outcome => $name,)* }
-            }
-        }
-    };
-}
-
-outcomes! {
-    /// A request of a peer, executed.
-    Executed = "executed",
-    /// A response of a peer, accepted.
-    Answered = "answered",
-    /// A message of connection management, handled.
-    Message = "message",
-    /// Not a packet: too short, another version, an unknown operation code.
-    Malformed = "malformed",
-    /// To a broadcast or multicast address.
-    Broadcast = "broadcast",
-    /// Of another partition.
-    Partition = "partition",
-    /// For an unknown queue pair.
-    Stray = "stray",
-    /// For a queue pair whose peer is not the sender.
-    Foreign = "foreign",
-    /// With a wrong CRC.
-    Damaged = "damaged",
-    /// From another UDP port than the other packets of its queue pair.
-    Port = "port",
-    /// With a CRC that is valid only for an IPv4 identification that its sender does not use now:
-    /// it is damaged as well, or its sender has skipped numbers.
-    Implausible = "implausible",
-    /// A CNP: packets of ours were marked, so the rate is reduced.
-    Congestion = "congestion",
-    /// A packet that the queue pair does not accept, at all or in its state.
-    Unfit = "unfit",
-    /// A request after a gap, kept until that is filled.
-    Kept = "kept",
-    /// A request after a gap that was kept before, or for which there is no room.
-    Early = "early",
-    /// A request that was executed before; possibly answered again.
-    Late = "late",
-    /// A request for which there is no receive.
-    NotReady = "notready",
-    /// A response to no request, or out of order.
-    Unasked = "unasked",
-    /// An invalid request, which has ended its connection.
-    Invalid = "invalid",
-    /// A request for memory without access, which has ended its connection.
-    NoAccess = "noaccess",
-    /// A message of connection management that is invalid, or about nothing known.
-    Unknown = "unknown",
-    /// A repeated connection request.
-    Repeated = "repeated",
-    /// A connection request that was rejected.
-    Rejected = "rejected",
-    /// A connection request that waits for an answer to its challenge, or for evidence about the
-    /// connection that it would replace.
-    Doubted = "doubted",
-    /// A connection request from a source that has too many.
-    Crowded = "crowded",
-    /// A connection request from a source whose connections repeatedly ended without being
-    /// admitted.
-    Barred = "barred",
-    /// A connection request from a link-local IPv6 address to a listener without a link, from which
-    /// an answer could not be routed.
-    LinkLocal = "linklocal",
+crate::named_enum! {
+    /// Outcome of a datagram: its name in statistics is one word of lower case.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum DatagramOutcome {
+        /// A request of a peer, executed.
+        Executed = "executed",
+        /// A response of a peer, accepted.
+        Answered = "answered",
+        /// A message of connection management, handled.
+        Message = "message",
+        /// Not a packet: too short, another version, an unknown operation code.
+        Malformed = "malformed",
+        /// To a broadcast or multicast address.
+        Broadcast = "broadcast",
+        /// Of another partition.
+        Partition = "partition",
+        /// For an unknown queue pair.
+        Stray = "stray",
+        /// For a queue pair whose peer is not the sender.
+        Foreign = "foreign",
+        /// With a wrong CRC.
+        Damaged = "damaged",
+        /// From another UDP port than the other packets of its queue pair.
+        Port = "port",
+        /// With a CRC that is valid only for an IPv4 identification that its sender does not use
+        /// now: it is damaged as well, or its sender has skipped numbers.
+        Implausible = "implausible",
+        /// A CNP: packets of ours were marked, so the rate is reduced.
+        Congestion = "congestion",
+        /// A packet that the queue pair does not accept, at all or in its state.
+        Unfit = "unfit",
+        /// A request after a gap, kept until that is filled.
+        Kept = "kept",
+        /// A request after a gap that was kept before, or for which there is no room.
+        Early = "early",
+        /// A request that was executed before; possibly answered again.
+        Late = "late",
+        /// A request for which there is no receive.
+        NotReady = "notready",
+        /// A response to no request, or out of order.
+        Unasked = "unasked",
+        /// An invalid request, which has ended its connection.
+        Invalid = "invalid",
+        /// A request for memory without access, which has ended its connection.
+        NoAccess = "noaccess",
+        /// A message of connection management that is invalid, or about nothing known.
+        Unknown = "unknown",
+        /// A repeated connection request.
+        Repeated = "repeated",
+        /// A connection request that was rejected.
+        Rejected = "rejected",
+        /// A connection request that waits for an answer to its challenge, or for evidence about
+        /// the connection that it would replace.
+        Doubted = "doubted",
+        /// A connection request from a source that has too many.
+        Crowded = "crowded",
+        /// A connection request from a source whose connections repeatedly ended without being
+        /// admitted.
+        Barred = "barred",
+        /// A connection request from a link-local IPv6 address to a listener without a link, from
+        /// which an answer could not be routed.
+        LinkLocal = "linklocal",
+    }
 }
 
 impl DatagramOutcome {

@@ -5,48 +5,33 @@ use std::net::IpAddr;
 
 use crate::soft::wire::header::{Nak, Syndrome};
 
-macro_rules! troubles {
-    ($($(#[$about:meta])* $trouble:ident = $name:literal,)*) => {
-        /// A kind of link error.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub enum LinkError { $($(#[$about])* $trouble,)* }
-
-        impl LinkError {
-            /// All kinds.
-            pub const ALL: &[LinkError] = &[$(LinkError::$trouble,)*];
-
-            /// Name in statistics: lower case, with underscores.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(LinkError::$trouble => $name,)* }
-            }
-        }
-    };
-}
-
-troubles! {
-    /// A packet was retransmitted: a request, or data of a read that a peer requested again.
-    SentAgain = "sent_again",
-    /// The oldest packet was retransmitted after a timeout without any response.
-    Timeout = "timeout",
-    /// A NAK for missing packets was sent (PSN sequence error).
-    SequenceSent = "nak_sequence_sent",
-    /// Such a NAK was received.
-    SequenceReceived = "nak_sequence_received",
-    /// An RNR NAK was sent: there was no receive for a message.
-    NotReadySent = "rnr_nak_sent",
-    /// An RNR NAK was received.
-    NotReadyReceived = "rnr_nak_received",
-    /// A NAK was sent for a request that ended the connection (any other NAK).
-    RefusalSent = "nak_error_sent",
-    /// Such a NAK was received.
-    RefusalReceived = "nak_error_received",
-    /// A CNP was sent: packets of a peer were marked.
-    CongestionSent = "cnp_sent",
-    /// A CNP was received: the rate to the peer is reduced.
-    CongestionReceived = "cnp_received",
-    /// Trains are not used any more for a peer: only the first packet of each has arrived.
-    TrainsEnded = "trains_ended",
+crate::named_enum! {
+    /// A kind of link error: its name in statistics is of lower case, with underscores.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum LinkError {
+        /// A packet was retransmitted: a request, or data of a read that a peer requested again.
+        SentAgain = "sent_again",
+        /// The oldest packet was retransmitted after a timeout without any response.
+        Timeout = "timeout",
+        /// A NAK for missing packets was sent (PSN sequence error).
+        SequenceSent = "nak_sequence_sent",
+        /// Such a NAK was received.
+        SequenceReceived = "nak_sequence_received",
+        /// An RNR NAK was sent: there was no receive for a message.
+        NotReadySent = "rnr_nak_sent",
+        /// An RNR NAK was received.
+        NotReadyReceived = "rnr_nak_received",
+        /// A NAK was sent for a request that ended the connection (any other NAK).
+        RefusalSent = "nak_error_sent",
+        /// Such a NAK was received.
+        RefusalReceived = "nak_error_received",
+        /// A CNP was sent: packets of a peer were marked.
+        CongestionSent = "cnp_sent",
+        /// A CNP was received: the rate to the peer is reduced.
+        CongestionReceived = "cnp_received",
+        /// Trains are not used any more for a peer: only the first packet of each has arrived.
+        TrainsEnded = "trains_ended",
+    }
 }
 
 /// Number of link errors by kind.

@@ -12,35 +12,18 @@ use nvme::auth::Failure;
 use nvme::cm::RejectStatus;
 use rdma::Fault;
 
-/// Progress of a host when it was disconnected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
-    /// It requested a connection, and has not sent its Connect command.
-    Request,
-    /// It sent its Connect command.
-    Connect,
-    /// It had to authenticate.
-    Authentication,
-    /// It was connected.
-    Running,
-}
-
-impl Stage {
-    /// One word for it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Stage::Request => "request",
-            Stage::Connect => "connect",
-            Stage::Authentication => "authentication",
-            Stage::Running => "running",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+rdma::named_enum! {
+    /// Progress of a host when it was disconnected.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Stage {
+        /// It requested a connection, and has not sent its Connect command.
+        Request = "request",
+        /// It sent its Connect command.
+        Connect = "connect",
+        /// It had to authenticate.
+        Authentication = "authentication",
+        /// It was connected.
+        Running = "running",
     }
 }
 

@@ -26,23 +26,22 @@ pub const MOST_ROWS: usize = 256;
 /// Rows of a reactor up to which a further controller of a host has a row of its own.
 const MOST_APART: usize = MOST_ROWS / 2;
 
-/// Kinds of commands that are counted apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// Read.
-    Read,
-    /// Write.
-    Write,
-    /// Flush.
-    Flush,
-    /// All other commands of the I/O command set.
-    Other,
+rdma::named_enum! {
+    /// Kinds of commands that are counted apart.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Kind {
+        /// Read.
+        Read = "read",
+        /// Write.
+        Write = "write",
+        /// Flush.
+        Flush = "flush",
+        /// All other commands of the I/O command set.
+        Other = "other",
+    }
 }
 
 impl Kind {
-    /// All, in the order of their numbers.
-    pub const ALL: [Kind; 4] = [Kind::Read, Kind::Write, Kind::Flush, Kind::Other];
-
     /// The kind of a command of an I/O queue; none for Fabrics commands.
     #[inline]
     #[must_use]
@@ -56,17 +55,6 @@ impl Kind {
             IoOpcode::FLUSH => Kind::Flush,
             _ => Kind::Other,
         })
-    }
-
-    /// A word for it, for labels and tables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Read => "read",
-            Kind::Write => "write",
-            Kind::Flush => "flush",
-            Kind::Other => "other",
-        }
     }
 }
 

@@ -5,42 +5,25 @@
 //! one iteration take no time; an iteration is counted for the stage at its end. So nothing is lost
 //! or counted twice: the stages add up to the total.
 
-/// Stages of a command, in the usual order. One that a command does not need takes no time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Stage {
-    /// The capsule is there; all slots of its queue are still taken.
-    #[default]
-    Receive,
-    /// For a data buffer, for the other half of a fused command, or for a range lock.
-    Wait,
-    /// Data on their way from the host.
-    Pull,
-    /// At the device.
-    Disk,
-    /// Data on their way to the host, until its transport has acknowledged them.
-    Push,
-    /// From the response until its acknowledgement by the host's transport. If an adapter does not
-    /// wake a sleeping reactor for that, until the reactor fell asleep. (This is long for hosts
-    /// that acknowledge late, as user-space hosts that poll their sockets rarely.)
-    Reply,
-}
-
-impl Stage {
-    /// All, in the order of their numbers.
-    pub const ALL: [Stage; 6] =
-        [Stage::Receive, Stage::Wait, Stage::Pull, Stage::Disk, Stage::Push, Stage::Reply];
-
-    /// A word for it, for labels and tables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Stage::Receive => "receive",
-            Stage::Wait => "wait",
-            Stage::Pull => "pull",
-            Stage::Disk => "disk",
-            Stage::Push => "push",
-            Stage::Reply => "reply",
-        }
+rdma::named_enum! {
+    /// Stages of a command, in the usual order. One that a command does not need takes no time.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Stage {
+        /// The capsule is there; all slots of its queue are still taken.
+        #[default]
+        Receive = "receive",
+        /// For a data buffer, for the other half of a fused command, or for a range lock.
+        Wait = "wait",
+        /// Data on their way from the host.
+        Pull = "pull",
+        /// At the device.
+        Disk = "disk",
+        /// Data on their way to the host, until its transport has acknowledged them.
+        Push = "push",
+        /// From the response until its acknowledgement by the host's transport. If an adapter does
+        /// not wake a sleeping reactor for that, until the reactor fell asleep. (This is long for
+        /// hosts that acknowledge late, as user-space hosts that poll their sockets rarely.)
+        Reply = "reply",
     }
 }
 

@@ -10,17 +10,19 @@ use nvme::fabrics::CNTLID_MAX;
 
 use super::MAX_NSID;
 
-/// Policy for a host (the same NQN and host identifier) that connects to a subsystem again, at an
-/// address where it has a controller already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum DuplicateHosts {
-    /// It gets another controller.
-    #[default]
-    Allow,
-    /// It is refused while it has one.
-    Refuse,
-    /// It gets another one, and the one that it had ends.
-    Replace,
+rdma::named_enum! {
+    /// Policy for a host (the same NQN and host identifier) that connects to a subsystem again, at
+    /// an address where it has a controller already.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum DuplicateHosts {
+        /// It gets another controller.
+        #[default]
+        Allow = "allow",
+        /// It is refused while it has one.
+        Refuse = "refuse",
+        /// It gets another one, and the one that it had ends.
+        Replace = "replace",
+    }
 }
 
 /// Access policy of a subsystem, besides its hosts.

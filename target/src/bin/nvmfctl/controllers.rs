@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use hyper::Method;
-use nvmfd::api::{Controller, ControllerState, Outcome};
+use nvmfd::api::{Controller, Outcome};
 
 use crate::change;
 use crate::client::Client;
@@ -62,14 +62,8 @@ fn list(all: &[Controller]) -> String {
 }
 
 pub(crate) fn state(controller: &Controller) -> String {
-    let state = match controller.state {
-        ControllerState::Authenticating => "authenticating",
-        ControllerState::Disabled => "disabled",
-        ControllerState::Live => "live",
-        ControllerState::Closing => "closing",
-    };
     match controller.authenticated {
-        true => format!("{state}, proved"),
-        false => state.to_owned(),
+        true => format!("{}, proved", controller.state),
+        false => controller.state.to_string(),
     }
 }

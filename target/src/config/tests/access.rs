@@ -166,7 +166,9 @@ fn invalid_discovery_and_access_settings_are_reported() {
     assert!(with("controllers = 0").contains("write a number from 1 to 64"));
     assert!(with("cntlids = [5, 4]").contains("`cntlids` are from 5 to 4"));
     assert!(with("cntlids = [0, 4]").contains("two numbers from 1 to 65519"));
-    assert!(with("duplicate_hosts = \"ask\"").contains("\"allow\", \"refuse\" or \"replace\""));
+    assert!(
+        with("duplicate_hosts = \"ask\"").contains("one of \"allow\", \"refuse\", \"replace\"")
+    );
     assert!(says("nsid = 1", "nsid = 2\nhosts = [\"x\"]").contains("not an NQN"));
     let beyond =
         LEAST.replace("nsid = 1", "nsid = 2").replace("allow_any", "max_nsid = 1\nallow_any");
