@@ -86,36 +86,6 @@ fn seal(datagram: &mut Sample) {
     bytes[end..].copy_from_slice(&crc);
 }
 
-const KNOWN: [Opcode; 27] = [
-    Opcode::SendFirst,
-    Opcode::SendMiddle,
-    Opcode::SendLast,
-    Opcode::SendLastImmediate,
-    Opcode::SendOnly,
-    Opcode::SendOnlyImmediate,
-    Opcode::WriteFirst,
-    Opcode::WriteMiddle,
-    Opcode::WriteLast,
-    Opcode::WriteLastImmediate,
-    Opcode::WriteOnly,
-    Opcode::WriteOnlyImmediate,
-    Opcode::ReadRequest,
-    Opcode::ReadResponseFirst,
-    Opcode::ReadResponseMiddle,
-    Opcode::ReadResponseLast,
-    Opcode::ReadResponseOnly,
-    Opcode::Acknowledge,
-    Opcode::AtomicAcknowledge,
-    Opcode::CompareSwap,
-    Opcode::FetchAdd,
-    Opcode::SendLastInvalidate,
-    Opcode::SendOnlyInvalidate,
-    Opcode::UdSendOnly,
-    Opcode::UdSendOnlyImmediate,
-    Opcode::CongestionNotification,
-    Opcode::SelectiveAcknowledge,
-];
-
 /// Where the message of connection management begins in its datagram.
 const MAD_OFFSET: usize = 20;
 

@@ -37,7 +37,7 @@ fn try_all_accesses(config: Config) -> Vec<Opcode> {
     pool.give(spare);
     let base = pool.region().addr() as u64;
     let mut refused = Vec::new();
-    for opcode in KNOWN {
+    for opcode in Opcode::all() {
         for key in [0, 1, 0x100, u32::MAX] {
             for address in [0, 4096, base] {
                 for payload in [0, 12, 64, 1024] {

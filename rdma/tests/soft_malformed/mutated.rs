@@ -374,7 +374,10 @@ fn mutate_once(dice: &mut Rng, samples: &[Sample], bytes: &mut Vec<u8>) {
             let more = if dice.below(100) == 0 { 9000 } else { dice.below(64) as usize };
             bytes.resize(bytes.len() + more, dice.roll() as u8);
         }
-        3 => put(bytes, 0, &[KNOWN[dice.below(KNOWN.len() as u64) as usize] as u8]),
+        3 => {
+            let known: Vec<u8> = Opcode::all().map(Opcode::to_wire).collect();
+            put(bytes, 0, &[known[dice.below(known.len() as u64) as usize]]);
+        }
         4 => put(bytes, 0, &[dice.roll() as u8]),
         5 => {
             // The number of the packet: a little or very far away, and an acknowledgement or not.
