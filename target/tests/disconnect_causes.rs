@@ -29,7 +29,7 @@ use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::{AccessPolicy, DuplicateHosts, ListenerConfig, Subsystem};
 use rdma::{Completion, Event, Fault, Qp, Reason, Work};
 
-use crate::support::{World, admin, connect_data, io_queue, keyed, share, subsystem};
+use crate::support::{World, admin, connect_data, keyed, share, subsystem};
 
 const HOST: &str = "nqn.2026-11.host:h";
 const GOOD: cm::Request = cm::Request { recfmt: 0, qid: 0, hrqsize: 32, hsqsize_z: 31, cntlid: 0 };
@@ -289,8 +289,7 @@ fn refused_admin(
 }
 
 fn io_connect(spoil: impl FnOnce(&mut Connect, &mut ConnectData)) -> Vec<Record> {
-    let mut world = World::new();
-    let (_admin, cntlid) = admin(&mut world);
+    let (mut world, _admin, cntlid) = World::with_admin_queue();
     let mut ask = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let mut data = connect_data(cntlid);
     spoil(&mut ask, &mut data);
@@ -399,8 +398,7 @@ fn coming_twice(duplicates: DuplicateHosts) -> Vec<Record> {
 }
 
 fn queue_in_use() -> Vec<Record> {
-    let mut world = World::new();
-    let (queue, ..) = io_queue(&mut world);
+    let (mut world, queue, ..) = World::with_io_queue();
     let cntlid = queue.association().unwrap().cntlid;
     let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let (_, accepted) = connect(&mut world, again, &connect_data(cntlid));
@@ -515,8 +513,7 @@ fn not_authenticated() -> Vec<Record> {
 
 /// A host is connected, then an event disconnects it.
 fn running(happen: impl FnOnce(&mut World, &mut QueuePair)) -> Vec<Record> {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     assert_eq!(world.shared.disconnects.list(None), []);
     happen(&mut world, &mut queue);
     the_only(&world.shared.disconnects)
@@ -524,8 +521,7 @@ fn running(happen: impl FnOnce(&mut World, &mut QueuePair)) -> Vec<Record> {
 
 /// A second host has the identifier of the first, as that of a copied machine.
 fn shared_host_id() -> Vec<Record> {
-    let mut world = World::new();
-    let (first, _) = admin(&mut world);
+    let (mut world, first, _) = World::with_admin_queue();
     let other = |name: &str| ConnectData {
         hostnqn_field: (&name.parse::<Nqn>().unwrap()).into(),
         ..connect_data(CNTLID_DYNAMIC)
@@ -598,8 +594,7 @@ fn listener_removed() -> Vec<Record> {
 
 #[test]
 fn hosts_that_leave_in_good_order_leave_no_record() {
-    let mut world = World::new();
-    let (mut io, mut admin, posted) = io_queue(&mut world);
+    let (mut world, mut io, mut admin, posted) = World::with_io_queue();
     world.flush_and_go(&mut io);
     while world.disk_step(&mut io) {}
     io.finish(&mut world.io());

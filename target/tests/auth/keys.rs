@@ -17,8 +17,7 @@ use crate::support::{World, connect_data, end_both};
 
 #[test]
 fn a_key_added_later_disconnects_unauthenticated_hosts() {
-    let mut world = World::new();
-    let (mut admin, _) = crate::support::admin(&mut world);
+    let (mut world, mut admin, _) = World::with_admin_queue();
     let (directory, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
     let key_file = directory.path().join("key");
     write(&key_file, SECRET).unwrap();

@@ -59,8 +59,7 @@ fn write() -> Sqe {
 
 #[test]
 fn an_aborted_event_request_completes_at_once_and_frees_its_slot() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST);
     for cid in 1..=4 {
         world.send(&mut queue, &event.with_cid(cid), &[]);
@@ -79,8 +78,7 @@ fn an_aborted_event_request_completes_at_once_and_frees_its_slot() {
 
 #[test]
 fn abort_of_a_nonexistent_command_reports_not_aborted() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     // No such command, an Abort command (this one), no such queue.
     for named in [abort(0, 9), abort(0, 0x70), abort(3, 9), abort(u16::MAX, 0)] {
         let cqe = world.ask(&mut queue, &named, &[]);
@@ -141,8 +139,7 @@ fn abort_reports_whether_the_device_cancelled_the_operation() {
 #[test]
 fn abort_does_not_wait_for_an_operation_that_cannot_be_cancelled() {
     let abort = Abort::new();
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     world.send(&mut queue, &read(), &[]);
     let recall = abort.tell(&mut world, &mut queue, &admin, CID);
     assert!(world.disk_step(&mut queue), "the disk will not give it back");
@@ -187,8 +184,7 @@ fn concurrent_aborts_of_a_command_all_report_its_outcome() {
 #[test]
 fn an_aborted_write_that_is_pulling_data_does_not_reach_the_device() {
     let abort = Abort::new();
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let before = world.disk.blocks.clone();
     world.memory[..4096].fill(0xAB);
     world.send(&mut queue, &write(), &[]);
@@ -201,8 +197,7 @@ fn an_aborted_write_that_is_pulling_data_does_not_reach_the_device() {
 #[test]
 fn an_aborted_command_leaves_the_buffer_wait_queue() {
     let abort = Abort::new();
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for cid in 0..8 {
         let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
         world.send(&mut queue, &read.with_cid(cid), &[]);
@@ -223,8 +218,7 @@ fn an_aborted_command_leaves_the_buffer_wait_queue() {
 #[test]
 fn abort_of_either_fused_half_removes_both_from_the_buffer_queue() {
     let abort = Abort::new();
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for cid in 0..8 {
         let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
         world.send(&mut queue, &read.with_cid(cid), &[]);
@@ -262,8 +256,7 @@ fn abort_of_either_fused_half_removes_both_from_the_buffer_queue() {
 #[test]
 fn remaining_ranges_of_an_aborted_deallocation_stay_unchanged() {
     let abort = Abort::new();
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let mut data = vec![0; 4096];
     for (i, slba) in [2, 4, 6].into_iter().enumerate() {
         data[i * 16..][..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba }.emit());
@@ -283,8 +276,7 @@ fn remaining_ranges_of_an_aborted_deallocation_stay_unchanged() {
 #[test]
 fn a_closing_connection_resolves_its_pending_aborts() {
     let abort = Abort::new();
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     world.send(&mut queue, &read(), &[]);
     let recall = abort.tell(&mut world, &mut queue, &admin, CID);
     queue.close(&mut world.io());

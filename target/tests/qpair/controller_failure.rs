@@ -5,14 +5,13 @@ use nvme::property::Property;
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
 use rdma::Work;
 
-use crate::support::{World, admin, end_both, io_queue, keyed};
+use crate::support::{World, end_both, keyed};
 
 const FATAL: u64 = 1 << 1;
 
 #[test]
 fn a_failed_controller_reports_csts_cfs_and_an_event_until_reset() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let id = queue.association().unwrap().id;
     let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x1F);
     world.send(&mut queue, &event, &[]);
@@ -40,8 +39,7 @@ fn a_failed_controller_reports_csts_cfs_and_an_event_until_reset() {
 /// A status would end in the host's file system, a lost path does not.
 #[test]
 fn the_io_queues_of_a_controller_that_fails_close_without_an_answer() {
-    let mut world = World::new();
-    let (mut queue, mut admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, mut admin, posted) = World::with_io_queue();
     world.send(&mut queue, &Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096)), &[]);
     world.registry.fail(admin.association().unwrap().id);
     let of_queue = std::mem::replace(&mut world.fabric.posted, posted);

@@ -4,7 +4,7 @@ use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::{IoOpcode, Sgl, Sqe, Status};
 use nvmfd::blockdev::IoRequest;
 
-use crate::support::{SIZE, World, end_both, io_queue, keyed};
+use crate::support::{SIZE, World, end_both, keyed};
 
 const BLOCK: usize = 4096;
 
@@ -31,8 +31,7 @@ fn blocks(world: &World, lba: usize, count: usize) -> Vec<u8> {
 
 #[test]
 fn copy_concatenates_source_ranges_of_both_descriptor_formats() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for (format, bytes, sdlba) in [(0, 32, 100u64), (1, 40, 120)] {
         let ranges = [(9, 0), (3, 3), (12, 1)];
         let data = descriptors(&ranges, bytes);
@@ -55,8 +54,7 @@ fn copy_concatenates_source_ranges_of_both_descriptor_formats() {
 
 #[test]
 fn ranges_may_overlap_their_destination() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for (slba, sdlba) in [(10, 12), (12, 10), (10, 10)] {
         let expected = blocks(&world, slba, 8);
         let data = descriptors(&[(slba as u64, 7)], 32);
@@ -69,8 +67,7 @@ fn ranges_may_overlap_their_destination() {
 
 #[test]
 fn a_copy_that_is_refused_or_fails_has_changed_nothing() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let before = world.disk.blocks.clone();
     let end = (SIZE / BLOCK) as u64;
     let limit = Status::COMMAND_SIZE_LIMIT_EXCEEDED;
@@ -101,8 +98,7 @@ fn a_copy_that_is_refused_or_fails_has_changed_nothing() {
 
 #[test]
 fn copy_honours_force_unit_access() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let mut job = copy(60, 1, 0);
     job.flags = job.flags.with_fua(true);
     world.send(&mut queue, &job.emit(1, Sgl::in_capsule(0, 32)), &descriptors(&[(1, 2)], 32));
@@ -118,8 +114,7 @@ fn copy_honours_force_unit_access() {
 
 #[test]
 fn verify_loads_all_of_it_piece_by_piece_and_pushes_nothing() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let verify = Sqe::io(IoOpcode::VERIFY, 1);
     // 40 blocks are 160 KiB, and 64 KiB are loaded at once.
     assert!(world.ask(&mut queue, &verify.with_range(3, 39), &[]).status.is_success());
@@ -135,8 +130,7 @@ fn verify_loads_all_of_it_piece_by_piece_and_pushes_nothing() {
 #[test]
 fn a_copy_on_a_closed_connection_returns_all_buffers() {
     for steps in 0..4 {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         let data = descriptors(&[(1, 0), (5, 2), (9, 0)], 40);
         world.memory[..data.len()].copy_from_slice(&data);
         world.send(&mut queue, &copy(50, 3, 1).emit(1, keyed(0, 120)), &[]);

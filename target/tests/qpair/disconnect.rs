@@ -9,7 +9,7 @@ use nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
 use crate::sgl::scattered;
-use crate::support::{World, admin, connect_data, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, connect_data, end_both, keyed, subsystem};
 
 const LEAVE: u16 = 0x70;
 
@@ -19,8 +19,7 @@ fn disconnect() -> Sqe {
 
 #[test]
 fn disconnect_is_answered_last_and_ends_the_connection() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let before = world.disk.blocks.clone();
     // Three at the disk, one that is pulled, two in line.
     for cid in 0..6 {
@@ -46,8 +45,7 @@ fn disconnect_is_answered_last_and_ends_the_connection() {
 
 #[test]
 fn disconnect_of_an_idle_io_queue_completes_at_once_and_frees_it() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     world.send(&mut queue, &disconnect(), &[]);
     assert!(!world.fabric.disconnected, "the answer goes first");
     world.run(&mut queue);
@@ -62,8 +60,7 @@ fn disconnect_of_an_idle_io_queue_completes_at_once_and_frees_it() {
 
 #[test]
 fn disconnect_is_for_io_queues_and_has_one_format() {
-    let mut world = World::new();
-    let (mut queue, admin_queue, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin_queue, posted) = World::with_io_queue();
     let format = Disconnect { recfmt: 1 }.emit();
     let cqe = world.ask(&mut queue, &format, &[]);
     assert_eq!((cqe.status.code(), cqe.status.dnr()), (0x180, true));
@@ -72,8 +69,7 @@ fn disconnect_is_for_io_queues_and_has_one_format() {
     let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 0).with_sgl(keyed(0, 4096));
     assert!(world.ask(&mut queue, &read, &[]).status.is_success(), "nothing has happened");
     end_both(world, queue, admin_queue, posted);
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let cqe = world.ask(&mut queue, &disconnect(), &[]);
     assert_eq!((cqe.status.code(), cqe.status.dnr()), (0x185, true));
     world.end(queue);
@@ -82,8 +78,7 @@ fn disconnect_is_for_io_queues_and_has_one_format() {
 #[test]
 fn command_retry_delay_is_reported_only_to_hosts_with_acre_set() {
     for heeds in [false, true] {
-        let mut world = World::new();
-        let (mut queue, mut admin, mut posted) = io_queue(&mut world);
+        let (mut world, mut queue, mut admin, mut posted) = World::with_io_queue();
         if heeds {
             std::mem::swap(&mut world.fabric.posted, &mut posted);
             let behavior = HostBehavior { acre: 1, ..HostBehavior::default() };
@@ -113,8 +108,7 @@ fn command_retry_delay_is_reported_only_to_hosts_with_acre_set() {
 
 #[test]
 fn disconnect_waits_for_a_read_with_a_scattered_sgl() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let places = [(0, 4096), (10_000, 2048), (20_000, 2048)];
     let (sqe, list) = scattered(Sqe::io(IoOpcode::READ, 1).with_range(5, 1), &places, 0);
     world.send(&mut queue, &sqe.with_cid(1), &list);

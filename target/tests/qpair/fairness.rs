@@ -22,8 +22,7 @@ fn write(cid: u16) -> Sqe {
 
 #[test]
 fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
-    let mut world = World::new();
-    let (mut silent, silent_admin, silent_admin_posted) = io_queue(&mut world);
+    let (mut world, mut silent, silent_admin, silent_admin_posted) = World::with_io_queue();
     for cid in 0..16 {
         world.send(&mut silent, &write(cid), &[]);
     }
@@ -67,8 +66,7 @@ fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
 /// A host that took a second to send data holds a third of the buffers, beside one that sends at once.
 #[test]
 fn a_slow_host_leaves_two_thirds_of_the_buffers_to_prompt_ones() {
-    let mut world = World::new();
-    let (mut slow, slow_admin, slow_admin_posted) = io_queue(&mut world);
+    let (mut world, mut slow, slow_admin, slow_admin_posted) = World::with_io_queue();
     world.send(&mut slow, &write(0), &[]);
     world.now_ns += 1_000_000_000;
     world.run(&mut slow);

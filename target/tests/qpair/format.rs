@@ -7,7 +7,7 @@ use nvmfd::blockdev::BlockSizes;
 use nvmfd::core::sched::DrainBarrier;
 use nvmfd::core::subsystem::lba_format::Progress;
 
-use crate::support::{World, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, end_both, keyed, subsystem};
 
 fn io(opcode: IoOpcode, cid: u16) -> Sqe {
     Sqe::io(opcode, 1).with_sgl(keyed(8192, 4096)).with_cid(cid)
@@ -22,8 +22,7 @@ fn statuses(world: &mut World) -> Vec<(u16, u16)> {
 
 #[test]
 fn format_fails_unstarted_commands_and_waits_for_started_ones() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let (waiting, drained) = mpsc::channel::<()>();
     let is_drained = || drained.try_recv() == Err(mpsc::TryRecvError::Disconnected);
     // A read at the disk, a write whose data are on their way, a read that waits for a buffer.
@@ -65,8 +64,7 @@ fn format_fails_unstarted_commands_and_waits_for_started_ones() {
 
 #[test]
 fn format_waits_only_for_device_io_of_its_own_namespace() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     world.send(&mut queue, &io(IoOpcode::READ, 1), &[]);
     let (waiting, drained) = mpsc::channel::<()>();
     queue.on_fence(&Arc::new(DrainBarrier::around(subsystem().nqn, 2, waiting)), &mut world.io());

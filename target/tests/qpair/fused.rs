@@ -51,8 +51,7 @@ fn block(world: &World) -> Vec<u8> {
 /// Another namespace may have taken the number in between. The host has made no mistake.
 #[test]
 fn fused_halves_for_different_devices_under_one_nsid_fail() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let old = block(&world);
     world.send(&mut queue, &compare(1), &old);
     world.run(&mut queue);
@@ -70,8 +69,7 @@ fn fused_halves_for_different_devices_under_one_nsid_fail() {
 /// Another daemon may change the blocks between the halves.
 #[test]
 fn a_shared_namespace_takes_no_fused_command() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let mut shared = subsystem();
     shared.namespaces[0].reservation = Reservation::none(shared.nqn, 1);
     queue.on_subsystem(&Arc::new(shared), &mut world.io());
@@ -87,8 +85,7 @@ fn a_shared_namespace_takes_no_fused_command() {
 
 #[test]
 fn a_fused_write_is_executed_only_if_the_compare_succeeds() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let old = block(&world);
     world.send(&mut queue, &compare(1), &old);
     world.run(&mut queue);
@@ -118,8 +115,7 @@ fn a_fused_write_is_executed_only_if_the_compare_succeeds() {
 
 #[test]
 fn a_fused_write_uses_fua_only_if_the_host_requests_it() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for wanted in [true, false] {
         let old = block(&world);
         world.send(&mut queue, &compare(1), &old);
@@ -139,8 +135,7 @@ fn a_fused_write_uses_fua_only_if_the_host_requests_it() {
 
 #[test]
 fn halves_without_their_other_half_are_aborted() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let before = world.disk.blocks.clone();
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
     let cases: [(&[Sqe], Answers<'_>); 6] = [
@@ -181,8 +176,7 @@ fn halves_without_their_other_half_are_aborted() {
 
 #[test]
 fn a_half_that_is_wrong_fails_both() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let before = world.disk.blocks.clone();
     let (beyond, invalid) = (Status::LBA_OUT_OF_RANGE.code(), Status::INVALID_FIELD.code());
     let unit = Status::ATOMIC_WRITE_UNIT_EXCEEDED.code();
@@ -223,8 +217,7 @@ fn a_half_that_is_wrong_fails_both() {
     assert_eq!(answers(&mut world), [(1, unit, true), (2, FAILED, true)]);
     end_both(world, queue, admin, posted);
     // On the admin queue there are none.
-    let mut world = World::new();
-    let (mut admin, _) = crate::support::admin(&mut world);
+    let (mut world, mut admin, _) = World::with_admin_queue();
     let identify = Sqe::admin(AdminOpcode::IDENTIFY).with_flags(Flags::SGL.with_fuse(1));
     let got = world.ask(&mut admin, &identify, &[]);
     assert!(got.status.is(Status::INVALID_FIELD), "{}", got.status);
@@ -233,8 +226,7 @@ fn a_half_that_is_wrong_fails_both() {
 
 #[test]
 fn device_errors_are_reported_by_each_fused_half() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let old = block(&world);
     let send = |world: &mut World, queue: &mut QueuePair| {
         world.send(queue, &compare(1), &old);
@@ -586,8 +578,7 @@ fn concurrent_compare_and_write_loses_no_update_across_reactors() {
 /// is the data of a read, which frees no slot.
 #[test]
 fn halves_that_wait_for_a_slot_stay_in_their_order() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let old = block(&world);
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
     for cid in 0..32 {
@@ -614,8 +605,7 @@ fn halves_that_wait_for_a_slot_stay_in_their_order() {
 /// sent, it finds. The loop of SPDK's `fused_ordering` expects more on the first round.
 #[test]
 fn a_pair_may_overtake_writes_that_are_not_answered_and_none_that_are() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let old = block(&world);
     assert_ne!(old, [0; BLOCK]);
     world.memory[..2 * BLOCK].fill(0);

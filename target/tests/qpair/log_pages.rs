@@ -19,8 +19,7 @@ fn get(lid: LogId, len: u32, sgl: Sgl) -> Sqe {
 
 #[test]
 fn log_pages_are_sent_in_pieces_and_zero_padded_to_the_length() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     for len in [512, 1 << 14, (1 << 14) + 4, 60_000, LEN] {
         world.memory.fill(0xEE);
         let cqe = world.ask(&mut queue, &get(LogId::SUPPORTED_PAGES, len, keyed(64, len)), &[]);
@@ -113,8 +112,7 @@ fn a_host_that_asks_for_pages_keeps_neither_io_nor_admin_commands_waiting() {
 /// However little it asks for, each command takes a page of the pool.
 #[test]
 fn small_log_pages_count_as_the_buffers_they_occupy() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let before = world.pool.free().2;
     for cid in 0..12 {
         let sqe = get(LogId::SUPPORTED_PAGES, 4, keyed(64, 4)).with_cid(cid);
@@ -129,8 +127,7 @@ fn small_log_pages_count_as_the_buffers_they_occupy() {
 /// One that waited for a buffer as the first one made its way stayed in a line for admin commands.
 #[test]
 fn a_waiting_connect_fails_once_another_has_succeeded() {
-    let mut world = World::new();
-    let (mut admin, cntlid) = admin(&mut world);
+    let (mut world, mut admin, cntlid) = World::with_admin_queue();
     let admin_posted = take(&mut world.fabric.posted);
     let mut queue = world.open_qid(1);
     world.memory[..1024].copy_from_slice(&connect_data(cntlid).emit());
@@ -157,8 +154,7 @@ fn a_waiting_connect_fails_once_another_has_succeeded() {
 
 #[test]
 fn deferred_log_page_commands_can_be_aborted() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     for cid in 0..3 {
         world.send(&mut queue, &get(LogId::SUPPORTED_PAGES, LEN, keyed(0, LEN)).with_cid(cid), &[]);
     }
@@ -176,8 +172,7 @@ fn deferred_log_page_commands_can_be_aborted() {
 
 #[test]
 fn a_failed_log_page_piece_closes_the_connection_and_leaks_nothing() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let beyond = (1 << 17) - (1 << 14);
     world.send(
         &mut queue,

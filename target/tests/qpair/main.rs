@@ -39,7 +39,7 @@ use nvmfd::core::qpair;
 use nvmfd::core::subsystem::Namespace;
 use rdma::{Completion, Qp, ReceivedWith, Work};
 
-use crate::support::{KEY, World, admin, connect_data, end_both, io_queue, keyed, subsystem};
+use crate::support::{KEY, World, connect_data, end_both, keyed, subsystem};
 
 fn code(cqe: Cqe) -> (u16, bool) {
     (cqe.status.code(), cqe.status.dnr())
@@ -86,8 +86,7 @@ fn connection_requests_are_accepted_with_posted_receives_or_rejected() {
 
 #[test]
 fn connect_succeeds_once_and_properties_are_readable() {
-    let mut world = World::new();
-    let (mut queue, cntlid) = admin(&mut world);
+    let (mut world, mut queue, cntlid) = World::with_admin_queue();
     assert!(cntlid > 0);
     assert_eq!(world.trace[..2], ["pull", "send"], "Connect data are pulled");
     assert_eq!(world.invalidated[0], Some(KEY));
@@ -115,8 +114,7 @@ fn fabric_is_notified_exactly_once_when_a_host_is_admitted() {
 
 #[test]
 fn no_more_queues_are_granted_than_there_is_memory_for() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     // Room for 70 receives, half of that half open at once, 16 a queue: two, though four were
     // asked for and are allowed.
     let get = Sqe { cdw10: 7, ..Sqe::admin(AdminOpcode::GET_FEATURES) };
@@ -126,8 +124,7 @@ fn no_more_queues_are_granted_than_there_is_memory_for() {
 
 #[test]
 fn a_write_is_pulled_stored_and_answered_with_the_receive_posted_first() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     world.memory[..8192].fill(0xAB);
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192)).with_cid(9);
     world.send(&mut queue, &write, &[]);
@@ -149,8 +146,7 @@ fn a_write_is_pulled_stored_and_answered_with_the_receive_posted_first() {
 /// On its way from the capsule, or from the host's memory.
 #[test]
 fn a_write_uses_fua_only_if_the_host_requests_it() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for (sgl, data) in [(Sgl::in_capsule(0, 4096), &[1; 4096][..]), (keyed(0, 4096), &[])] {
         for wanted in [true, false] {
             let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 0).with_sgl(sgl);
@@ -171,8 +167,7 @@ fn a_write_uses_fua_only_if_the_host_requests_it() {
 
 #[test]
 fn in_capsule_data_is_written_from_the_receive_buffer_without_a_copy() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let free = world.pool.free();
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(1, 0).with_sgl(Sgl::in_capsule(0, 4096));
     let receive = match world.fabric.posted.front() {
@@ -198,8 +193,7 @@ fn in_capsule_data_is_written_from_the_receive_buffer_without_a_copy() {
 
 #[test]
 fn read_data_and_completion_are_posted_together() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(4096, 4096));
     world.send(&mut queue, &read, &[]);
     assert!(world.disk_step(&mut queue));
@@ -217,8 +211,7 @@ fn read_data_and_completion_are_posted_together() {
 
 #[test]
 fn compare_flush_write_zeroes_and_deallocate_are_executed() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     world.memory[..8192].copy_from_slice(&world.disk.blocks[4096..12288]);
     let compare = Sqe::io(IoOpcode::COMPARE, 1).with_range(1, 1).with_sgl(keyed(0, 8192));
     assert!(world.ask(&mut queue, &compare, &[]).status.is_success());
@@ -260,8 +253,7 @@ fn compare_flush_write_zeroes_and_deallocate_are_executed() {
 
 #[test]
 fn commands_wait_for_buffers_in_arrival_order() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     // 512 KiB of data, a quarter MiB of it for admin: four reads of 64 KiB fit.
     for cid in 0..8 {
         let sgl = keyed(0, 1 << 16);
@@ -285,8 +277,7 @@ fn immediate_data_are_ignored_and_a_write_with_them_is_no_capsule() {
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(7);
     let write = ReceivedWith::Write { immediate: 5, bytes: 64 };
     for (with, len) in [(ReceivedWith::Immediate(5), 64), (write, 0)] {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         let (tag, work) = world.fabric.posted.pop_front().unwrap();
         let mut buf = work.into_buf();
         world.pool.bytes_mut(&mut buf)[..64].copy_from_slice(&read.emit());
@@ -304,8 +295,7 @@ fn immediate_data_are_ignored_and_a_write_with_them_is_no_capsule() {
 #[test]
 fn short_capsules_and_duplicate_command_ids_cause_a_disconnect() {
     for len in [0, 63] {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         let (tag, work) = world.fabric.posted.pop_front().unwrap();
         let done = Completion::new(Qp(0), tag, work, Ok(len));
         queue.on_completion(done, &mut world.io());
@@ -313,8 +303,7 @@ fn short_capsules_and_duplicate_command_ids_cause_a_disconnect() {
         end_both(world, queue, admin, posted);
     }
     // A command id in use; free again once it is answered.
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(0x8001);
     assert!(world.ask(&mut queue, &read, &[]).status.is_success());
     world.send(&mut queue, &read, &[]);
@@ -330,8 +319,7 @@ fn short_capsules_and_duplicate_command_ids_cause_a_disconnect() {
 fn all_buffers_are_returned_whenever_the_connection_closes() {
     // Stop after each number of steps: capsules received, pulled, at the disk, answered.
     for steps in 0..24 {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         for cid in 0..10u16 {
             let sqe = match cid % 5 {
                 0 => Sqe::io(IoOpcode::WRITE, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16)),
@@ -358,8 +346,7 @@ fn all_buffers_are_returned_whenever_the_connection_closes() {
 
 #[test]
 fn an_event_request_waits_and_a_reset_ends_it() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x1F);
     world.send(&mut queue, &event, &[]);
     world.run(&mut queue);
@@ -389,8 +376,7 @@ fn an_event_request_waits_and_a_reset_ends_it() {
 
 #[test]
 fn shutdown_flushes_before_reporting_completion() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let shutdown = PropertySet::new(Property::CC, 0x0046_4001).emit();
     world.send(&mut queue, &shutdown, &[]);
     assert!(matches!(world.disk.waiting.front(), Some((_, IoRequest::Flush))));
@@ -404,8 +390,7 @@ fn shutdown_flushes_before_reporting_completion() {
 /// A host that waits too long for a shutdown resets the controller, goes on, and shuts it down again.
 #[test]
 fn an_earlier_shutdown_does_not_complete_a_later_one() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let values = [0x0046_4001, 0x0046_0000, 0x0046_0001, 0x0046_4001];
     for (cid, value) in (1..).zip(values) {
         let configure = PropertySet::new(Property::CC, value).emit().with_cid(cid);
@@ -426,8 +411,7 @@ fn an_earlier_shutdown_does_not_complete_a_later_one() {
 /// A host that reads "complete" powers off, and takes what it has written for durable.
 #[test]
 fn a_shutdown_whose_flush_failed_is_a_fatal_status_and_never_complete() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let csts = PropertyGet::new(Property::CSTS).emit();
     let configure = |value| PropertySet::new(Property::CC, value).emit();
     world.disk.fail = Some(Status::WRITE_FAULT);
@@ -451,8 +435,7 @@ fn a_shutdown_whose_flush_failed_is_a_fatal_status_and_never_complete() {
 
 #[test]
 fn keep_alive_timeout_disconnects_silent_hosts_only() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let keep_alive = Sqe::admin(AdminOpcode::KEEP_ALIVE);
     for _ in 0..5 {
         world.now += Duration::from_secs(5);
@@ -473,8 +456,7 @@ fn keep_alive_timeout_expires_within_a_second_and_never_early() {
     const TICK: Duration = Duration::from_millis(250);
     const KATO: Duration = Duration::from_secs(5);
     for (phase_ms, is_traffic) in (0..250).step_by(50).flat_map(|ms| [(ms, true), (ms, false)]) {
-        let mut world = World::new();
-        let (mut queue, _) = admin(&mut world);
+        let (mut world, mut queue, _) = World::with_admin_queue();
         let begin = world.now;
         queue.tick(&mut world.io());
         world.now += Duration::from_millis(phase_ms);
@@ -501,8 +483,7 @@ fn keep_alive_timeout_expires_within_a_second_and_never_early() {
 fn the_response_to_a_slow_command_restarts_the_keep_alive_timeout() {
     const TICK: Duration = Duration::from_millis(250);
     const KATO: Duration = Duration::from_secs(5);
-    let mut world = World::new();
-    let (mut queue, mut admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, mut admin, posted) = World::with_io_queue();
     let mut tick = |world: &mut World, queue: &mut qpair::QueuePair| {
         world.now += TICK;
         queue.tick(&mut world.io());
@@ -543,8 +524,7 @@ fn concurrent_connects_on_one_queue_admit_exactly_one() {
 
 #[test]
 fn a_host_is_served_also_when_our_own_send_completions_are_late() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let get = PropertyGet::new(Property::VS).emit();
     // One command outstanding at a time: the host has each answer before it asks again.
     for cid in 0..40 {
@@ -564,8 +544,7 @@ fn a_host_is_served_also_when_our_own_send_completions_are_late() {
 #[test]
 fn io_on_a_lost_or_reset_controller_is_disconnected_and_never_failed() {
     for reset in [false, true] {
-        let mut world = World::new();
-        let (mut queue, mut admin, admin_posted) = io_queue(&mut world);
+        let (mut world, mut queue, mut admin, admin_posted) = World::with_io_queue();
         let mine = std::mem::replace(&mut world.fabric.posted, admin_posted);
         if reset {
             let disable = PropertySet::new(Property::CC, 0x0046_0000).emit();
@@ -589,8 +568,7 @@ fn io_on_a_lost_or_reset_controller_is_disconnected_and_never_failed() {
 
 #[test]
 fn a_deallocation_stays_on_its_device_when_the_namespace_changes() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let mut data = [0; 32];
     data[..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 1 }.emit());
     data[16..].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 3 }.emit());

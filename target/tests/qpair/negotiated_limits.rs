@@ -14,7 +14,7 @@ use nvmfd::core::subsystem::Subsystem;
 use nvmfd::core::subsystem::event_log::PersistentEventLog;
 use nvmfd::core::subsystem::usage::Usage;
 
-use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, admin, end_both, keyed, subsystem};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the checkout").to_owned()
@@ -110,8 +110,7 @@ fn served_admin_functions_match_the_support_tables() {
 fn served_io_opcodes_match_the_support_tables() {
     let mut served = BTreeSet::new();
     for opcode in 0..=u8::MAX {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         let sqe = Sqe::io(IoOpcode(opcode), 1).with_sgl(keyed(0, 4096));
         world.send(&mut queue, &sqe, &[]);
         world.run(&mut queue);

@@ -15,7 +15,7 @@ use nvmfd::core::subsystem::reservation::{Order, Reservation};
 use nvmfd::worker::Workers;
 use nvmfd::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 
-use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, end_both, io_queue, keyed, subsystem};
 
 /// The host that the queues of this world belong to, and another one.
 const OWN: [u8; 16] = [5; 16];
@@ -80,8 +80,7 @@ fn a_reservation_command_completes_when_the_state_worker_has_run() {
 
 #[test]
 fn reservation_commands_without_a_state_worker_fail() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let register = Register(0).emit(1, Sgl::in_capsule(0, 16));
     let cqe = world.ask(&mut queue, &register, &[0; 16]);
     assert!(cqe.status.is(Status::INTERNAL_ERROR), "{}", cqe.status);
@@ -138,8 +137,7 @@ fn fence(nsid: u32, host: [u8; 16], drained: mpsc::Sender<()>) -> Arc<DrainBarri
 
 #[test]
 fn a_fence_aborts_unstarted_commands_and_waits_for_started_ones() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let (worker, words) = mpsc::channel();
     let drained = || words.try_recv().is_ok();
     // One at the disk, one whose data are on their way, one that waits for a buffer.
@@ -176,8 +174,7 @@ fn a_fence_aborts_unstarted_commands_and_waits_for_started_ones() {
 
 #[test]
 fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let (worker, words) = mpsc::channel();
     let drained = || words.try_recv().is_ok();
     world.send(&mut queue, &write().with_cid(1), &[]);
@@ -210,8 +207,7 @@ fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
 
 #[test]
 fn a_fence_stops_a_command_of_many_steps_after_the_one_under_way() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let (worker, words) = mpsc::channel();
     let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_fua(true);
     world.send(&mut queue, &zeroes, &[]);
@@ -226,8 +222,7 @@ fn a_fence_stops_a_command_of_many_steps_after_the_one_under_way() {
 
 #[test]
 fn reservation_notifications_are_reported_at_the_next_poll() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x1F);
     world.send(&mut queue, &event, &[]);
     world.run(&mut queue);

@@ -5,7 +5,7 @@ use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sgl, Sqe, Status};
 use rdma::Work;
 
-use crate::support::{KEY, World, end_both, io_queue};
+use crate::support::{KEY, World, end_both};
 
 /// Address and length of a piece.
 pub(crate) type Places<'a> = &'a [(u64, u32)];
@@ -28,8 +28,7 @@ fn blocks(world: &World, lba: usize, count: usize) -> Vec<u8> {
 
 #[test]
 fn reads_and_writes_transfer_all_sgl_descriptors_in_order() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for (offset, places) in [
         (0, &[(50_000, 4096), (9000, 512), (20_000, 7680)][..]),
         (7, &[(3, 1), (100_000, 4095), (0, 0), (60_000, 8192)][..]),
@@ -64,8 +63,7 @@ fn reads_and_writes_transfer_all_sgl_descriptors_in_order() {
 
 #[test]
 fn bytes_beyond_the_need_of_a_command_are_not_pulled() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let ranges = [
         DsmRange { attributes: 0, blocks: 1, slba: 3 },
         DsmRange { attributes: 0, blocks: 2, slba: 9 },
@@ -85,8 +83,7 @@ fn bytes_beyond_the_need_of_a_command_are_not_pulled() {
 
 #[test]
 fn sgls_with_a_wrong_total_length_or_malformed_lists_are_refused() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let read = Sqe::io(IoOpcode::READ, 1).with_range(5, 1);
     let cases: [(Places<'_>, Status); 4] = [
         (&[(0, 4096)], Status::DATA_SGL_LENGTH_INVALID),
@@ -111,8 +108,7 @@ fn all_buffers_are_returned_when_a_transfer_ends_between_pieces() {
     for (opcode, steps) in (0..6).flat_map(|steps| {
         [IoOpcode::READ, IoOpcode::WRITE, IoOpcode::COMPARE].map(|opcode| (opcode, steps))
     }) {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         let places = [(0, 4096), (1 << 40, 2048), (8192, 2048)];
         let places = if steps % 2 == 0 { &places[..] } else { &[(0, 4096), (5000, 4096)][..] };
         let (sqe, data) = scattered(Sqe::io(opcode, 1).with_range(5, 1), places, 0);

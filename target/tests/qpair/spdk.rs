@@ -11,14 +11,13 @@ use nvmfd::core::message::mailbox;
 use nvmfd::core::sched::abort::AbortRequest;
 use rdma::Work;
 
-use crate::support::{World, admin, connect_data, end_both, io_queue, keyed, subsystem};
+use crate::support::{World, connect_data, end_both, io_queue, keyed, subsystem};
 
 /// It takes back its event requests without a word before it detaches, and gives their ids to the
 /// commands that follow.
 #[test]
 fn a_command_reusing_the_id_of_a_pending_event_request_replaces_it() {
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     let receives = |world: &World| {
         world.fabric.posted.iter().filter(|(_, work)| matches!(work, Work::Recv(_))).count()
     };
@@ -87,8 +86,7 @@ fn unnamed_hosts_cannot_register_reservations() {
 /// Its tests of Abort count the first response.
 #[test]
 fn abort_completes_after_the_completion_of_the_aborted_command() {
-    let mut world = World::new();
-    let (mut queue, admin_queue, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin_queue, posted) = World::with_io_queue();
     let hoard: Vec<_> = std::iter::from_fn(|| world.pool.take_data(4096)).collect();
     let read = Sqe::io(nvme::IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(7);
     world.send(&mut queue, &read, &[]);

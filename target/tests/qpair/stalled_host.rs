@@ -58,8 +58,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        let mut world = World::new();
-        let (first, admin, posted) = io_queue(&mut world);
+        let (mut world, first, admin, posted) = World::with_io_queue();
         let first_posted = take(&mut world.fabric.posted);
         world.key = 1;
         let (second, second_admin, second_admin_posted) = io_queue(&mut world);
@@ -239,8 +238,7 @@ fn fragmentation_by_a_hung_device_delays_only_large_commands() {
 /// as well.
 #[test]
 fn memory_set_aside_serves_the_large_command_that_waits_for_it() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let mut hoard = Vec::new();
     while world.pool.free().2 > 320 << 10 {
         hoard.push(world.pool.take_data(4096).unwrap());

@@ -40,8 +40,7 @@ fn after(ns: u64, world: &mut World, queue: &mut QueuePair) {
 
 #[test]
 fn stage_times_of_a_write_are_recorded() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192));
     world.send(&mut queue, &write, &[]);
     [10_000, 200_000, 3_000].iter().for_each(|ns| after(*ns, &mut world, &mut queue));
@@ -59,8 +58,7 @@ fn stage_times_of_a_write_are_recorded() {
 
 #[test]
 fn a_command_in_progress_is_described_with_its_stage_and_age() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let described = |queue: &QueuePair, world: &World| {
         let of = |it: InFlight| {
             let c = it.command;
@@ -84,8 +82,7 @@ fn a_command_in_progress_is_described_with_its_stage_and_age() {
 
 #[test]
 fn stage_times_of_a_read_are_recorded_and_failures_counted() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096));
     world.send(&mut queue, &read.with_range(0, 0), &[]);
     [70_000, 8_000, 1_000].iter().for_each(|ns| after(*ns, &mut world, &mut queue));
@@ -108,8 +105,7 @@ fn stage_times_of_a_read_are_recorded_and_failures_counted() {
 
 #[test]
 fn time_waiting_for_a_buffer_is_recorded_as_wait() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     for cid in 0..6 {
         let read = Sqe::io(IoOpcode::READ, 1).with_range(0, 15).with_sgl(keyed(0, 1 << 16));
         world.send(&mut queue, &read.with_cid(cid), &[]);
@@ -125,8 +121,7 @@ fn time_waiting_for_a_buffer_is_recorded_as_wait() {
 
 #[test]
 fn only_commands_at_or_above_the_slow_threshold_are_recorded() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let observer = std::sync::Arc::clone(world.shared.observer(0).unwrap());
     let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
     let run = |ns, cid, world: &mut World, queue: &mut QueuePair| {
@@ -189,8 +184,7 @@ fn commands_that_complete_together_are_counted_in_their_own_rows() {
 /// A host may have its answer, and have ended the connection without an acknowledgement.
 #[test]
 fn a_command_is_counted_when_it_was_answered_and_not_otherwise() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let read = Sqe::io(IoOpcode::READ, 1).with_range(3, 0).with_sgl(keyed(0, 4096));
     world.send(&mut queue, &read.with_cid(1), &[]);
     assert!(world.disk_step(&mut queue));

@@ -5,7 +5,7 @@ use nvme::feature::{FeatureId, GetFeatures, Select, SetFeatures, Timestamp};
 use nvme::property::Property;
 use nvmfd::core::qpair::QueuePair;
 
-use crate::support::{World, admin, keyed};
+use crate::support::{World, keyed};
 
 fn timestamp(world: &mut World, queue: &mut QueuePair) -> Timestamp {
     let (fid, sel) = (FeatureId::TIMESTAMP, Select::CURRENT);
@@ -17,8 +17,7 @@ fn timestamp(world: &mut World, queue: &mut QueuePair) -> Timestamp {
 #[test]
 fn a_reset_clears_the_timestamp() {
     const NOON_MS: u64 = 1_764_244_800_000;
-    let mut world = World::new();
-    let (mut queue, _) = admin(&mut world);
+    let (mut world, mut queue, _) = World::with_admin_queue();
     assert_eq!(timestamp(&mut world, &mut queue).origin(), Timestamp::ORIGIN_RESET);
     world.memory[..8].copy_from_slice(&Timestamp::new(NOON_MS).emit());
     let set = SetFeatures::new(FeatureId::TIMESTAMP, 0).emit(keyed(0, 8)).with_cid(2);

@@ -34,8 +34,7 @@ fn fails_once(world: &mut World, queue: &mut QueuePair) {
 /// Linux repeats by itself what fails without Do Not Retry.
 #[test]
 fn a_flush_that_reports_lost_writes_is_not_to_be_retried() {
-    let mut world = World::new();
-    let (mut queue, admin, posted) = io_queue(&mut world);
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
     assert!(world.ask(&mut queue, &write(), &[]).status.is_success());
     trust(&world);
     fails_once(&mut world, &mut queue);
@@ -46,8 +45,7 @@ fn a_flush_that_reports_lost_writes_is_not_to_be_retried() {
 #[test]
 fn a_flush_in_progress_during_a_trust_confirms_no_earlier_writes() {
     for fails in [true, false] {
-        let mut world = World::new();
-        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (mut world, mut queue, admin, posted) = World::with_io_queue();
         assert!(world.ask(&mut queue, &write(), &[]).status.is_success());
         world.send(&mut queue, &flush(), &[]);
         trust(&world);

@@ -190,6 +190,20 @@ pub(crate) struct World {
 }
 
 impl World {
+    /// A world with an enabled controller: see [`admin`].
+    pub(crate) fn with_admin_queue() -> (World, QueuePair, u16) {
+        let mut world = World::new();
+        let (queue, cntlid) = admin(&mut world);
+        (world, queue, cntlid)
+    }
+
+    /// A world with a connected I/O queue: see [`io_queue`].
+    pub(crate) fn with_io_queue() -> (World, QueuePair, QueuePair, VecDeque<(Tag, Work)>) {
+        let mut world = World::new();
+        let (queue, admin, admin_posted) = io_queue(&mut world);
+        (world, queue, admin, admin_posted)
+    }
+
     pub(crate) fn new() -> World {
         let registry = Registry::new(vec![nvmfd::core::message::mailbox().unwrap().0], 8, 70);
         registry.publish(Arc::new(subsystem()));
