@@ -517,7 +517,7 @@ mod tests {
 
     const ACK_DELAY: Duration = Duration::from_micros(50);
 
-    fn settings() -> Settings {
+    pub(super) fn settings() -> Settings {
         Settings {
             peer: Qpn::new(7),
             mtu: 1024,

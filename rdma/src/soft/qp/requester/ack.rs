@@ -247,11 +247,12 @@ fn fault_of(nak: Nak) -> Fault {
 mod tests {
     use std::time::Duration;
 
-    use crate::soft::qp::memory_region::{Memory, Rights};
+    use crate::soft::qp::memory_region::Memory;
     use crate::soft::qp::reorder_buffer::ReorderBuffer;
     use crate::soft::qp::requester::ack::*;
+    use crate::soft::qp::tests::settings;
     use crate::soft::qp::{QueuePair, Settings};
-    use crate::soft::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, RnrTimer};
+    use crate::soft::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES};
     use crate::soft::wire::opcode::Opcode;
     use crate::soft::wire::psn::{Msn, Psn, Qpn};
     use crate::{Pool, PoolPlan, Qp, Work};
@@ -272,24 +273,7 @@ mod tests {
         let plan = PoolPlan::without_receives(16, 0, 4096);
         let (mut pool, mut memory) = (Pool::new(plan).unwrap(), Memory::new(0));
         let (mut reorder, mut events) = (ReorderBuffer::new(8), Vec::new());
-        let settings = Settings {
-            peer: Qpn::new(7),
-            mtu: 1024,
-            send_psn: Psn::new(0),
-            receive_psn: Psn::new(0),
-            window: 64,
-            selective: false,
-            reads: 4,
-            read_bytes: 4096,
-            answered_reads: 4,
-            rights: Rights::NONE,
-            ack_timeout: Some(Duration::from_millis(10)),
-            retries: 7,
-            silence: Duration::ZERO,
-            rnr_retries: 7,
-            rnr_timer: RnrTimer::new(12),
-            ack_delay: Duration::ZERO,
-        };
+        let settings = Settings { selective: false, ack_delay: Duration::ZERO, ..settings() };
         let mut qp = QueuePair::new(16, 16);
         qp.ready_to_receive(&settings);
         qp.ready_to_send();
