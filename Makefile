@@ -308,6 +308,7 @@ reproduce: ## Make the release twice in two directories, and compare
 	tests/package/reproduce "$(BUILD)"
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
+	@$(call install,debootstrap e2fsprogs qemu-system-x86)
 	$(SUDO) tests/package/run "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
 
 test-readme: ## Type the commands of README.md on a fresh Debian, and compare what they print: a quarter of an hour
