@@ -14,8 +14,7 @@ use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
 use super::{PATIENCE, Provisioner, wait_for_reactors};
-use crate::blockdev::lock;
-use crate::blockdev::{BackingDevice, Health};
+use crate::blockdev::{BackingDevice, Health, lock};
 use crate::core::message::MessageBarrier;
 use crate::core::registry::Registry;
 use crate::core::sched::DrainBarrier;

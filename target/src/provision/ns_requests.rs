@@ -19,8 +19,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::{Provisioner, Transition, wait_for_reactors};
-use crate::blockdev::lock;
-use crate::blockdev::{BlockSizes, Health};
+use crate::blockdev::{BlockSizes, Health, lock};
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::core::command::identify::SHARED;
 use crate::core::message::MessageBarrier;

@@ -4,9 +4,8 @@ use std::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::blockdev::CreatedFile;
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::lock;
+use crate::blockdev::{CreatedFile, lock};
 
 /// Time limit for the removal of files.
 const PATIENCE: Duration = Duration::from_secs(2);

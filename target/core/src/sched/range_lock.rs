@@ -44,8 +44,7 @@ use std::sync::{Arc, Mutex};
 
 use super::interval_index::IntervalIndex;
 use crate::sched::Waker;
-use nvmfd_blockdev::DeviceId;
-use nvmfd_blockdev::lock;
+use nvmfd_blockdev::{DeviceId, lock};
 
 /// Number of changes without a fused command after which changes need no lock any more.
 const CALM: u32 = 256;

@@ -22,11 +22,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use nvme::{Nqn, Status};
-use nvmfd_blockdev::lock;
 use tracing::info;
 
 use crate::subsystem::persistence::{Persist, Section};
-use nvmfd_blockdev::SHIFTS;
+use nvmfd_blockdev::{SHIFTS, lock};
 
 /// Progress of a format, and its cancellation. Two of them are equal when they are the same one.
 #[derive(Debug)]

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use crate::subsystem::MAX_NSID;
 use crate::subsystem::event_log::PersistentEventLog;
 use crate::subsystem::work::{Work, WorkCounters};
-use nvmfd_blockdev::Health;
-use nvmfd_blockdev::lock;
+use nvmfd_blockdev::{Health, lock};
 
 /// Resolution of the busy time, and interval at which queues report the namespaces that are busy.
 const BUSY_GRAIN: Duration = Duration::from_millis(250);
