@@ -101,6 +101,8 @@ use table::{RequestTable, State};
 
 /// Maximum number of notices that wait for the caller; the oldest are dropped.
 const MOST_NOTICES: usize = 64;
+/// By how much a target may detect a keep alive timeout too late.
+pub(crate) const REPLAY_MARGIN: Duration = Duration::from_secs(2);
 
 /// The fabrics of the paths.
 pub trait Fabrics {
@@ -159,7 +161,7 @@ impl MultipathOptions {
             reconnect_delay_max: Duration::ZERO,
             ctrl_loss_tmo: Some(Duration::from_secs(600)),
             fast_io_fail_tmo: None,
-            replay_margin: Some(Duration::from_secs(2)),
+            replay_margin: Some(REPLAY_MARGIN),
             write_through: false,
             requests: 1024,
         }

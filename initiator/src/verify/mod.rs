@@ -26,6 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::bench::report::{Printing, Progress};
 use crate::interrupt::Stop;
+use crate::multipath::REPLAY_MARGIN;
 use crate::namespace_host::{NamespaceHost, NamespaceProperties, Usage};
 use crate::options::{NamespaceArgs, OptionDefaults, PathArgs};
 use crate::rng::{Random, mix};
@@ -267,14 +268,14 @@ impl Run<'_> {
                 return End::Refused(why);
             }
             self.reconnects += 1;
-            // Commands that were outstanding at the target are executed before the keep alive timeout
-            // of the failed association, at the latest; after a loss of power, none is.
+            // Commands that were outstanding at the target are executed before it detects the keep
+            // alive timeout of the failed association, at the latest; after a loss of power, none is.
             match self.args.expect {
                 Expect::Durable => self.verifier.model.crash(),
                 Expect::All => {
                     let kato_ms = self.clients[0].host.session().map(Session::options);
                     let kato_ms = kato_ms.map_or(0, |options| options.kato_ms);
-                    let grace = Duration::from_millis(kato_ms.into());
+                    let grace = Duration::from_millis(kato_ms.into()) + REPLAY_MARGIN;
                     self.verifier.settle_at = Some(Instant::now() + grace);
                 }
             }
