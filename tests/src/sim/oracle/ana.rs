@@ -86,11 +86,13 @@ impl Paths {
         self.again[host].pop_front()
     }
 
-    /// Checks a log that a host has read, as far as the states have not changed since.
+    /// Checks a log that a host has read, as far as the states have not changed since. Returns
+    /// whether it has the present states.
     ///
     /// # Errors
     /// The log is wrong.
-    pub fn check_log(&self, op: &Op, page: &[u8]) -> Result<(), String> {
+    pub fn check_log(&self, op: &Op, page: &[u8]) -> Result<bool, String> {
+        let mut is_current = true;
         let states = &self.states[op.host % self.states.len()];
         let groups = page.first_chunk().map_or(0, |header| AnaHeader::parse(header).ngrps);
         let mut rest = page.get(AnaHeader::BYTES..).unwrap_or_default();
@@ -100,17 +102,20 @@ impl Paths {
             // The group of host-created namespaces is optimized on every path.
             let made = (index + 1 == GROUP as usize).then_some(&(AnaState::OPTIMIZED, 0));
             let (state, since) = states.get(index).or(made).ok_or("there is no such group")?;
-            if *since < op.began && *state != group.state {
-                return Err(format!(
-                    "group {} is told as {:?}, not {state:?}",
-                    index + 1,
-                    group.state
-                ));
+            if *state != group.state {
+                is_current = false;
+                if *since < op.began {
+                    let reported = group.state;
+                    return Err(format!(
+                        "group {} is reported as {reported:?}, not {state:?}",
+                        index + 1
+                    ));
+                }
             }
             let end = AnaGroup::BYTES + 4 * group.nnsids as usize;
             rest = rest.get(end..).ok_or("the log is cut off")?;
         }
-        Ok(())
+        Ok(is_current)
     }
 
     fn of(&self, op: &Op) -> (AnaState, Moment) {
@@ -182,9 +187,9 @@ mod tests {
             }
             page
         };
-        assert_eq!(paths.check_log(&op(0, 11), &page(AnaState::CHANGE)), Ok(()));
+        assert_eq!(paths.check_log(&op(0, 11), &page(AnaState::CHANGE)), Ok(true));
         assert!(paths.check_log(&op(0, 11), &page(AnaState::OPTIMIZED)).is_err());
-        assert_eq!(paths.check_log(&op(0, 9), &page(AnaState::OPTIMIZED)), Ok(()));
+        assert_eq!(paths.check_log(&op(0, 9), &page(AnaState::OPTIMIZED)), Ok(false));
         assert!(paths.check_log(&op(0, 9), &page(AnaState::CHANGE)[..60]).is_err());
     }
 }

@@ -68,10 +68,12 @@ impl ExpectedEvents {
         nsids
     }
 
-    /// A host has read the ANA states of its path, with a command sent at `began`.
-    pub fn read_path(&mut self, host: usize, began: Moment) {
-        self.owed
-            .retain(|owed| owed.host != host || owed.what != Change::Path || owed.since >= began);
+    /// A host has read the ANA states of its path, with a command sent at `began`; whether they are the
+    /// present ones. A change while that command was on its way needs no further event: the target
+    /// may have answered with it.
+    pub fn read_path(&mut self, host: usize, began: Moment, is_current: bool) {
+        let is_read = |owed: &Owed| is_current || owed.since < began;
+        self.owed.retain(|owed| owed.host != host || owed.what != Change::Path || !is_read(owed));
     }
 
     /// A host sees other namespaces, so pending changes of ANA states may concern none of them.
@@ -109,10 +111,13 @@ mod tests {
         news.read_changed(1, &[2, 0, 0, 0]);
         assert_eq!(news.overdue(late), None);
         news.owe(0, Change::Path, 10, start);
-        news.read_path(0, 9);
+        news.read_path(0, 9, false);
         assert!(news.overdue(late).is_some(), "asked before");
-        news.read_path(0, 11);
+        news.read_path(0, 11, false);
         assert_eq!(news.overdue(late), None);
+        news.owe(0, Change::Path, 10, start);
+        news.read_path(0, 9, true);
+        assert_eq!(news.overdue(late), None, "asked before, answered after");
         news.owe(0, Change::Path, 10, start);
         news.forget(0);
         assert_eq!(news.overdue(late), None);

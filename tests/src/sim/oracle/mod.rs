@@ -473,8 +473,9 @@ impl Oracle {
                 Ok(())
             }
             Kind::Admin(Question::Paths) => {
-                self.news.read_path(op.host, op.began);
-                self.paths.check_log(op, data)
+                let is_current = self.paths.check_log(op, data)?;
+                self.news.read_path(op.host, op.began, is_current);
+                Ok(())
             }
             Kind::Admin(Question::Namespace) => {
                 self.scope.check_identity(op, data)?;
