@@ -9,8 +9,6 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::{ApiError, BODY_TIME, MOST_BODY_BYTES};
 use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
@@ -22,14 +20,6 @@ use crate::overlay::EditError;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caller(pub(super) Option<u32>);
 
-pub(super) fn reading() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(list))
-}
-
-pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(make, forget)).routes(routes!(reload))
-}
-
 /// Unsaved changes: in force, and not in the configuration file. The entity tag is that of the
 /// configuration in force.
 #[utoipa::path(
@@ -38,7 +28,7 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     path = "/v1/changes",
     responses((status = 200, body = Changes, headers(("etag" = String))))
 )]
-async fn list(State(managed): State<ControlHandle>) -> impl IntoResponse {
+pub(super) async fn list(State(managed): State<ControlHandle>) -> impl IntoResponse {
     let declared = &managed.running().declared;
     ([(ETAG, format!("\"{}\"", declared.digest()))], Json(declared.changes().clone()))
 }
@@ -62,7 +52,7 @@ async fn list(State(managed): State<ControlHandle>) -> impl IntoResponse {
         (status = 507, body = Problem, description = "it cannot be kept"),
     )
 )]
-async fn make(
+pub(super) async fn make(
     State(managed): State<ControlHandle>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
@@ -92,7 +82,9 @@ pub(super) fn if_match(headers: &HeaderMap) -> Option<Vec<String>> {
 
 /// Drops changes that no longer apply.
 #[utoipa::path(operation_id = "forget_changes", delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
-async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
+pub(super) async fn forget(
+    State(managed): State<ControlHandle>,
+) -> Result<Json<Outcome>, ApiError> {
     answer(managed.order(ConfigRequest::Forget).await)
 }
 
@@ -108,7 +100,7 @@ async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, A
         (status = 422, body = Problem),
     )
 )]
-async fn reload(
+pub(super) async fn reload(
     State(managed): State<ControlHandle>,
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,

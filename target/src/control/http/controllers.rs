@@ -3,22 +3,12 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::subsystems::digits;
 use crate::api::{Controller, ControllerState, Outcome, Problem};
 use crate::control::handle::ControlHandle;
 use crate::core::registry;
-
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(list))
-}
-
-pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(disconnect)).routes(routes!(fail))
-}
 
 /// Ends the connections of one controller. Its host may connect again, and Linux does so by itself.
 #[utoipa::path(
@@ -31,7 +21,7 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
         (status = 404, body = Problem, description = "there is no such controller"),
     )
 )]
-async fn disconnect(
+pub(super) async fn disconnect(
     State(managed): State<ControlHandle>,
     Path(id): Path<u64>,
 ) -> Result<Json<Outcome>, ApiError> {
@@ -52,7 +42,7 @@ async fn disconnect(
         (status = 409, body = Problem, description = "it does not serve commands"),
     )
 )]
-async fn fail(
+pub(super) async fn fail(
     State(managed): State<ControlHandle>,
     Path(id): Path<u64>,
 ) -> Result<Json<Outcome>, ApiError> {
@@ -84,7 +74,7 @@ fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
 
 /// Lists controllers, also those of discovery, in the order of their connections.
 #[utoipa::path(operation_id = "list_controllers", get, path = "/v1/controllers", responses((status = 200, body = Vec<Controller>)))]
-async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Controller>> {
+pub(super) async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Controller>> {
     Json(all(&managed))
 }
 

@@ -6,26 +6,20 @@ use axum::Json;
 use axum::extract::{Query, State};
 use serde::Deserialize;
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use crate::api::Why;
 use crate::control::handle::ControlHandle;
 use crate::core::diag::Record;
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(list))
-}
-
 #[derive(Deserialize, IntoParams)]
-struct HostQuery {
+pub(super) struct HostQuery {
     /// NQN or address of a host.
     host: Option<String>,
 }
 
 /// Lists reasons why hosts were refused or disconnected, the latest first.
 #[utoipa::path(operation_id = "list_disconnects", get, path = "/v1/why", params(HostQuery), responses((status = 200, body = Vec<Why>)))]
-async fn list(
+pub(super) async fn list(
     State(managed): State<ControlHandle>,
     Query(HostQuery { host }): Query<HostQuery>,
 ) -> Json<Vec<Why>> {

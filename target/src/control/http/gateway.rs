@@ -5,8 +5,6 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
@@ -16,17 +14,6 @@ use crate::api::{
 };
 use crate::control::handle::ControlHandle;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
-
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(show)).routes(routes!(show_configuration))
-}
-
-pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new()
-        .routes(routes!(move_ana_group))
-        .routes(routes!(rebalance))
-        .routes(routes!(exclude))
-}
 
 fn view(managed: &ControlHandle) -> Result<Arc<GroupView>, ApiError> {
     let missing =
@@ -71,7 +58,9 @@ fn owner(group: &GatewayGroup, ana_group: u32) -> Option<&str> {
         (status = 404, body = Problem, description = "the daemon is no gateway of a group"),
     )
 )]
-async fn show(State(managed): State<ControlHandle>) -> Result<Json<GatewayGroup>, ApiError> {
+pub(super) async fn show(
+    State(managed): State<ControlHandle>,
+) -> Result<Json<GatewayGroup>, ApiError> {
     Ok(Json(view(&managed)?.group()))
 }
 
@@ -85,7 +74,7 @@ async fn show(State(managed): State<ControlHandle>) -> Result<Json<GatewayGroup>
         (status = 404, body = Problem, description = "the daemon uses no shared configuration"),
     )
 )]
-async fn show_configuration(
+pub(super) async fn show_configuration(
     State(managed): State<ControlHandle>,
 ) -> Result<Json<GatewayConfiguration>, ApiError> {
     let running = managed.running();
@@ -108,7 +97,7 @@ async fn show_configuration(
         (status = 409, body = Problem, description = "no gateway serves the ANA group, or the other one is not live"),
     )
 )]
-async fn move_ana_group(
+pub(super) async fn move_ana_group(
     State(managed): State<ControlHandle>,
     Body(wanted): Body<GatewayMove>,
 ) -> Result<Json<Outcome>, ApiError> {
@@ -147,7 +136,7 @@ async fn move_ana_group(
         (status = 409, body = Problem, description = "this gateway does not reach the cluster"),
     )
 )]
-async fn rebalance(
+pub(super) async fn rebalance(
     State(managed): State<ControlHandle>,
     Body(GatewayRebalance { dry_run }): Body<GatewayRebalance>,
 ) -> Result<Json<Outcome>, ApiError> {
@@ -174,7 +163,7 @@ async fn rebalance(
         (status = 409, body = Problem, description = "it is no other gateway that is live"),
     )
 )]
-async fn exclude(
+pub(super) async fn exclude(
     State(managed): State<ControlHandle>,
     Path(name): Path<String>,
 ) -> Result<Json<Outcome>, ApiError> {

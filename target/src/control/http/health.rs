@@ -6,8 +6,6 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use tokio::time::{Instant, sleep};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::status::degraded;
@@ -19,10 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between two looks at the reactors.
 const LOOK: Duration = Duration::from_millis(5);
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(healthz)).routes(routes!(readyz))
-}
-
 /// Checks that every reactor iterates: if not, the daemon has to be restarted.
 #[utoipa::path(
     get,
@@ -32,7 +26,9 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 503, description = "a reactor has stalled or ended"),
     )
 )]
-async fn healthz(State(managed): State<ControlHandle>) -> Result<&'static str, ApiError> {
+pub(super) async fn healthz(
+    State(managed): State<ControlHandle>,
+) -> Result<&'static str, ApiError> {
     let view = managed.view();
     let turns = || view.reactors.iter().map(|stats| stats.turns.load(Ordering::Relaxed));
     let before: Vec<u64> = turns().collect();
@@ -63,7 +59,7 @@ async fn healthz(State(managed): State<ControlHandle>) -> Result<&'static str, A
         (status = 503, description = "something is pending or degraded: `detail` has the sentences"),
     )
 )]
-async fn readyz(State(managed): State<ControlHandle>) -> Result<&'static str, ApiError> {
+pub(super) async fn readyz(State(managed): State<ControlHandle>) -> Result<&'static str, ApiError> {
     let mut sentences = managed.view().pending.list();
     sentences.extend(degraded(&managed));
     if sentences.is_empty() {

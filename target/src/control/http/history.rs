@@ -2,18 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use crate::api::HistoryEntry;
 use crate::control::handle::ControlHandle;
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(list))
-}
-
 /// Lists changes and reloads that took effect, and who requested them, the latest first.
 #[utoipa::path(operation_id = "list_history", get, path = "/v1/history", responses((status = 200, body = Vec<HistoryEntry>)))]
-async fn list(State(managed): State<ControlHandle>) -> Json<Vec<HistoryEntry>> {
+pub(super) async fn list(State(managed): State<ControlHandle>) -> Json<Vec<HistoryEntry>> {
     Json(managed.running().history.list())
 }

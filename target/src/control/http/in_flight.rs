@@ -9,8 +9,6 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use crate::api::Problem;
@@ -46,10 +44,6 @@ struct Request {
 #[derive(Clone, Default)]
 pub(super) struct LastResponse(Arc<Mutex<Option<Request>>>);
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(list))
-}
-
 /// Lists the oldest commands in progress of each namespace and reactor, the oldest first.
 #[utoipa::path(
     operation_id = "list_commands_in_flight",
@@ -60,7 +54,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 503, body = Problem, description = "a reactor does not answer"),
     )
 )]
-async fn list(
+pub(super) async fn list(
     State(managed): State<ControlHandle>,
     Extension(last): Extension<LastResponse>,
 ) -> Result<Json<Vec<InFlight>>, ApiError> {

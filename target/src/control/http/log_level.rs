@@ -4,26 +4,15 @@ use axum::Json;
 use axum::http::StatusCode;
 use tracing::info;
 use tracing::level_filters::LevelFilter;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
 use crate::api::{Log, Problem};
-use crate::control::handle::ControlHandle;
 use crate::control::logging;
-
-pub(super) fn reading() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(show))
-}
-
-pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(set))
-}
 
 /// Shows the log level.
 #[utoipa::path(operation_id = "show_log_level", get, path = "/v1/log", responses((status = 200, body = Log)))]
-async fn show() -> Json<Log> {
+pub(super) async fn show() -> Json<Log> {
     Json(now())
 }
 
@@ -35,7 +24,7 @@ async fn show() -> Json<Log> {
     request_body = Log,
     responses((status = 200, body = Log), (status = 422, body = Problem))
 )]
-async fn set(Body(wanted): Body<Log>) -> Result<Json<Log>, ApiError> {
+pub(super) async fn set(Body(wanted): Body<Log>) -> Result<Json<Log>, ApiError> {
     let wrong = |error: String| {
         let remedy = "take off, error, warn, info, debug or trace";
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, remedy)

@@ -2,21 +2,15 @@
 
 use axum::Json;
 use axum::extract::State;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use crate::api::{HostMemory, Memory, PoolSection};
 use crate::config::memory_estimate::{host_bytes, queue_bytes};
 use crate::control::handle::ControlHandle;
 use crate::telemetry::process;
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(memory))
-}
-
 /// Shows the memory of the daemon: measured, and by the formula that `nvmfd check` prints.
 #[utoipa::path(operation_id = "show_memory", get, path = "/v1/memory", responses((status = 200, body = Memory)))]
-async fn memory(State(managed): State<ControlHandle>) -> Json<Memory> {
+pub(super) async fn memory(State(managed): State<ControlHandle>) -> Json<Memory> {
     let (view, running) = (managed.view(), managed.running());
     let (plan, limits) = (running.config.pool_plan(), running.config.limits);
     let section = |name: &str, buffers, size_bytes| PoolSection {

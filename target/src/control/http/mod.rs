@@ -1,8 +1,8 @@
 //! The management interface: HTTP/1.1 with JSON on a Unix socket, and optionally read-only on a
 //! loopback address.
 //!
-//! Each area has a file with its routes and handlers. Everything is bounded: connections at once,
-//! the length of a request, and the time for its arrival.
+//! Each area has a file with its handlers; their routes are here. Everything is bounded: connections
+//! at once, the length of a request, and the time for its arrival.
 
 mod browser;
 mod changes;
@@ -36,6 +36,7 @@ use serde_json::Value;
 use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Description;
 use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 pub(crate) use error::ApiError;
 pub(super) use server::Server;
@@ -60,35 +61,49 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 )]
 struct Document;
 
-/// Routes that only read. Each area adds its own here.
+/// Routes that only read.
 fn reading() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::with_openapi(Document::openapi())
-        .merge(health::routes())
-        .merge(status::routes())
-        .merge(subsystems::routes())
-        .merge(controllers::routes())
-        .merge(gateway::routes())
-        .merge(disconnects::routes())
-        .merge(changes::reading())
-        .merge(history::routes())
-        .merge(stats::routes())
-        .merge(in_flight::routes())
-        .merge(log_level::reading())
-        .merge(watch::routes())
-        .merge(memory::routes())
-        .merge(reload_plan::routes())
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(status::status))
+        .routes(routes!(status::listeners))
+        .routes(routes!(subsystems::list))
+        .routes(routes!(subsystems::show))
+        .routes(routes!(subsystems::namespaces))
+        .routes(routes!(subsystems::hosts))
+        .routes(routes!(controllers::list))
+        .routes(routes!(gateway::show))
+        .routes(routes!(gateway::show_configuration))
+        .routes(routes!(disconnects::list))
+        .routes(routes!(changes::list))
+        .routes(routes!(history::list))
+        .routes(routes!(stats::stats))
+        .routes(routes!(stats::slow))
+        .routes(routes!(stats::scrape))
+        .routes(routes!(in_flight::list))
+        .routes(routes!(log_level::show))
+        .routes(routes!(watch::watch))
+        .routes(routes!(memory::memory))
+        .routes(routes!(reload_plan::plan))
 }
 
-/// Routes that change the target: on the Unix socket only. Each area adds its own here.
+/// Routes that change the target: on the Unix socket only.
 fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new()
-        .merge(changes::changing())
-        .merge(controllers::changing())
-        .merge(gateway::changing())
-        .merge(log_level::changing())
-        .merge(write_protect::routes())
-        .merge(trust::routes())
-        .merge(snapshots::routes())
+        .routes(routes!(changes::make, changes::forget))
+        .routes(routes!(changes::reload))
+        .routes(routes!(controllers::disconnect))
+        .routes(routes!(controllers::fail))
+        .routes(routes!(gateway::move_ana_group))
+        .routes(routes!(gateway::rebalance))
+        .routes(routes!(gateway::exclude))
+        .routes(routes!(log_level::set))
+        .routes(routes!(write_protect::protect))
+        .routes(routes!(trust::trust))
+        .routes(routes!(snapshots::snapshot))
+        .routes(routes!(snapshots::remove))
+        .routes(routes!(snapshots::roll_back))
 }
 
 /// Permitted requests.

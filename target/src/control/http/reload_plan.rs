@@ -9,8 +9,6 @@ use axum::{Extension, Json};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use crate::api::{Outcome, Problem};
@@ -31,10 +29,6 @@ impl Reader {
     }
 }
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(plan))
-}
-
 /// Shows what a reload of the configuration files would change now, or why it would be refused. It
 /// opens no device, so a reload may be refused although there is no error here.
 #[utoipa::path(
@@ -47,7 +41,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 503, body = Problem, description = "the files cannot be read in time"),
     )
 )]
-async fn plan(
+pub(super) async fn plan(
     State(managed): State<ControlHandle>,
     Extension(Reader(reader)): Extension<Reader>,
 ) -> Result<Json<Outcome>, ApiError> {

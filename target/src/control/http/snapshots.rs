@@ -10,8 +10,6 @@ use axum::http::StatusCode;
 use nvme::Nqn;
 use tokio::task::spawn_blocking;
 use tracing::info;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
@@ -24,13 +22,6 @@ use crate::blockdev::{ReflinkError, remove_snapshot};
 use crate::control::handle::ControlHandle;
 use crate::core::shared::Shared;
 use crate::provision::snapshot::FileNamespace;
-
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new()
-        .routes(routes!(snapshot))
-        .routes(routes!(remove))
-        .routes(routes!(roll_back))
-}
 
 /// Copies the file of a namespace as it is at one moment: with every write that was completed
 /// before, and none that was begun after it. Hosts go on; their writes wait while the file system
@@ -49,7 +40,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 409, body = Problem, description = "it cannot be copied, or not to this path"),
     )
 )]
-async fn snapshot(
+pub(super) async fn snapshot(
     State(managed): State<ControlHandle>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<SnapshotRequest>,
@@ -80,7 +71,7 @@ async fn snapshot(
         (status = 409, body = Problem, description = "it is no snapshot, is served, or cannot be removed"),
     )
 )]
-async fn remove(Body(wanted): Body<RemoveSnapshot>) -> Result<Json<Outcome>, ApiError> {
+pub(super) async fn remove(Body(wanted): Body<RemoveSnapshot>) -> Result<Json<Outcome>, ApiError> {
     let RemoveSnapshot { path, dry_run } = wanted;
     let differences = vec![format!("- {path}: a snapshot")];
     let removed = spawn_blocking(move || {
@@ -112,7 +103,7 @@ async fn remove(Body(wanted): Body<RemoveSnapshot>) -> Result<Json<Outcome>, Api
         (status = 409, body = Problem, description = "a host uses it, or the snapshot does not fit"),
     )
 )]
-async fn roll_back(
+pub(super) async fn roll_back(
     State(managed): State<ControlHandle>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<RollbackRequest>,

@@ -8,8 +8,6 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use nvme::Nqn;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::in_flight::{LastResponse, in_flight};
 use super::subsystems::all_namespaces;
@@ -18,14 +16,10 @@ use crate::control::handle::ControlHandle;
 use crate::telemetry::prometheus::{self, Availability};
 use crate::telemetry::snapshot;
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(stats)).routes(routes!(slow)).routes(routes!(scrape))
-}
-
 /// Shows counts and latencies since the daemon started, and counts of each controller since its host
 /// was admitted.
 #[utoipa::path(operation_id = "show_stats", get, path = "/v1/stats", responses((status = 200, body = Stats)))]
-async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
+pub(super) async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
     let view = managed.view();
     let controllers = snapshot::controllers(view.shared.observers(), &view.registry.controllers());
     Json(Stats { controllers, ..look(&managed) })
@@ -33,7 +27,7 @@ async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
 
 /// Lists the last slow commands, the latest first.
 #[utoipa::path(operation_id = "list_slow_commands", get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
-async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
+pub(super) async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
     Json(snapshot::slow(managed.view().shared.observers()))
 }
 
@@ -44,7 +38,7 @@ async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
         (String = prometheus::CONTENT_TYPE),
         (String = prometheus::PLAIN_CONTENT_TYPE),
     ))))]
-async fn scrape(
+pub(super) async fn scrape(
     State(managed): State<ControlHandle>,
     Extension(last): Extension<LastResponse>,
     headers: HeaderMap,

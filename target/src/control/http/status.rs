@@ -6,8 +6,6 @@ use std::process;
 use axum::Json;
 use axum::extract::State;
 use nvme::log::AnaState;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use crate::api::{Listener, Status};
 use crate::blockdev::{Detached, SpaceState};
@@ -18,13 +16,9 @@ use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::AnaStates;
 use crate::core::subsystem::ns_management::UnavailableNamespace;
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(status)).routes(routes!(listeners))
-}
-
 /// Shows the state of the daemon.
 #[utoipa::path(operation_id = "show_status", get, path = "/v1/status", responses((status = 200, body = Status)))]
-async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
+pub(super) async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
     let (view, running) = (managed.view(), managed.running());
     let config = &running.config;
     let controllers = view.registry.controllers();
@@ -55,7 +49,7 @@ async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
 
 /// Lists listeners.
 #[utoipa::path(operation_id = "list_listeners", get, path = "/v1/listeners", responses((status = 200, body = Vec<Listener>)))]
-async fn listeners(State(managed): State<ControlHandle>) -> Json<Vec<Listener>> {
+pub(super) async fn listeners(State(managed): State<ControlHandle>) -> Json<Vec<Listener>> {
     let controllers = managed.view().registry.controllers();
     Json(listed(&managed.running().config, &controllers))
 }

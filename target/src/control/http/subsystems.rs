@@ -6,8 +6,6 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, State};
 use nix::sys::stat::{major, minor};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use nvme::Nqn;
 use uuid::Uuid;
@@ -28,17 +26,9 @@ use crate::core::registry::{Controller, Registry};
 use crate::core::subsystem;
 use crate::core::subsystem::ns_management::UnavailableNamespace;
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new()
-        .routes(routes!(list))
-        .routes(routes!(show))
-        .routes(routes!(namespaces))
-        .routes(routes!(hosts))
-}
-
 /// Lists all subsystems.
 #[utoipa::path(operation_id = "list_subsystems", get, path = "/v1/subsystems", responses((status = 200, body = Vec<Subsystem>)))]
-async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Subsystem>> {
+pub(super) async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Subsystem>> {
     Json(all(&managed))
 }
 
@@ -50,7 +40,7 @@ async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Subsystem>> {
     params(("nqn" = String, Path, description = "its name")),
     responses((status = 200, body = Subsystem), (status = 404, body = Problem))
 )]
-async fn show(
+pub(super) async fn show(
     State(managed): State<ControlHandle>,
     Path(nqn): Path<String>,
 ) -> Result<Json<Subsystem>, ApiError> {
@@ -63,13 +53,13 @@ async fn show(
 
 /// Lists the namespaces of all subsystems.
 #[utoipa::path(operation_id = "list_namespaces", get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
-async fn namespaces(State(managed): State<ControlHandle>) -> Json<Vec<Namespace>> {
+pub(super) async fn namespaces(State(managed): State<ControlHandle>) -> Json<Vec<Namespace>> {
     Json(all_namespaces(&managed))
 }
 
 /// Lists the configured hosts.
 #[utoipa::path(operation_id = "list_hosts", get, path = "/v1/hosts", responses((status = 200, body = Vec<Host>)))]
-async fn hosts(State(managed): State<ControlHandle>) -> Json<Vec<Host>> {
+pub(super) async fn hosts(State(managed): State<ControlHandle>) -> Json<Vec<Host>> {
     let running = managed.running();
     let controllers = managed.view().registry.controllers();
     let mut found: BTreeMap<Nqn, Host> = BTreeMap::new();

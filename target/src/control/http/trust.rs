@@ -7,18 +7,12 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use nvme::Nqn;
 use tokio::task::spawn_blocking;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
 use crate::api::{Outcome, Problem, Trust};
 use crate::blockdev::monitor::Untrusted;
 use crate::control::handle::ControlHandle;
-
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(trust))
-}
 
 /// Trusts the device of a namespace again whose flush has failed, or whose file was shortened or
 /// replaced, after an administrator has checked the data. The file or device at its path is opened
@@ -39,7 +33,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 504, body = Problem, description = "its store does not answer"),
     )
 )]
-async fn trust(
+pub(super) async fn trust(
     State(managed): State<ControlHandle>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Trust>,

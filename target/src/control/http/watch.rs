@@ -23,8 +23,6 @@ use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use utoipa::IntoParams;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::controllers::all;
@@ -53,13 +51,9 @@ impl Room {
     }
 }
 
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(watch))
-}
-
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-struct WatchQuery {
+pub(super) struct WatchQuery {
     /// The response ends after so many events. The first is `watching`, at once. Absent: it does
     /// not end.
     #[param(value_type = Option<u64>, minimum = 1)]
@@ -77,7 +71,7 @@ struct WatchQuery {
         (status = 503, body = Problem)
     )
 )]
-async fn watch(
+pub(super) async fn watch(
     State(managed): State<ControlHandle>,
     Extension(Room(room)): Extension<Room>,
     Query(WatchQuery { events }): Query<WatchQuery>,

@@ -11,8 +11,6 @@ use axum::http::StatusCode;
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 use tokio::task::spawn_blocking;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
@@ -24,10 +22,6 @@ use crate::core::subsystem::Namespace;
 
 /// Time limit for writes in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(protect))
-}
 
 /// Sets or clears the write protection of a namespace. When this answers, no write is in flight,
 /// earlier writes are durable, and the state survives a restart.
@@ -47,7 +41,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 507, body = Problem, description = "it cannot be kept"),
     )
 )]
-async fn protect(
+pub(super) async fn protect(
     State(managed): State<ControlHandle>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Protect>,
