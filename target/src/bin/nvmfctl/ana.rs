@@ -5,7 +5,7 @@ use nvmfd::api::Change;
 
 use crate::change;
 use crate::client::Client;
-use crate::output::{Failure, Output};
+use crate::output::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -21,7 +21,7 @@ pub(crate) enum Command {
     },
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     let Command::Set { listener, state, group } = command;
-    change::make(vec![Change::SetAna { listener, group, state }], client, output).await
+    change::make(Change::SetAna { listener, group, state }, client).await
 }

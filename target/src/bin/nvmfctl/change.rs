@@ -16,10 +16,11 @@ use nvmfd::api::{
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::count;
 use nvmfd::overlay::{EditError, digest_all, merged};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::output::{Failure, Output};
+use crate::output::Failure;
 
 /// Begins the first line of a printed shared configuration. `apply` refuses the text if another
 /// version is in force, and does not keep the line.
@@ -33,34 +34,36 @@ pub(crate) enum Command {
     Forget,
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     match command {
-        Command::List => output.answer(&client.get::<Changes>("/v1/changes").await?, list),
+        Command::List => client.show("/v1/changes", list).await?,
         Command::Forget => {
             let done = client.send::<Outcome>(Method::DELETE, "/v1/changes", &()).await?;
-            output.answer(&done, text);
+            client.output.answer(&done, text);
         }
     }
     Ok(())
 }
 
-/// Applies changes: all of them, or none.
-pub(crate) async fn make(
-    changes: Vec<Change>,
+/// Sends a request, and prints what it changes.
+pub(crate) async fn post(
+    path: &str,
+    body: &impl Serialize,
     client: &Client,
-    output: Output,
 ) -> Result<(), Failure> {
-    outcome(changes, client, output).await.map(drop)
+    client.output.answer(&client.send::<Outcome>(Method::POST, path, body).await?, text);
+    Ok(())
 }
 
-async fn outcome(
-    changes: Vec<Change>,
-    client: &Client,
-    output: Output,
-) -> Result<Outcome, Failure> {
-    let wanted = Wanted { changes, dry_run: output.dry_run };
+/// Applies a change.
+pub(crate) async fn make(change: Change, client: &Client) -> Result<(), Failure> {
+    outcome(change, client.output.dry_run, client).await.map(drop)
+}
+
+async fn outcome(change: Change, dry_run: bool, client: &Client) -> Result<Outcome, Failure> {
+    let wanted = Wanted { changes: vec![change], dry_run };
     let done = client.send::<Outcome>(Method::POST, "/v1/changes", &wanted).await?;
-    output.answer(&done, |outcome| match output.dry_run {
+    client.output.answer(&done, |outcome| match dry_run {
         true => text(outcome),
         false => text(outcome) + unkept(outcome),
     });
@@ -89,8 +92,8 @@ pub(crate) struct Plan {
 const DIFFERENT: u8 = 3;
 
 /// Shows the differences from a configuration.
-pub(crate) async fn plan(plan: &Plan, client: &Client, output: Output) -> Result<(), Failure> {
-    let outcome = apply(&plan.other, client, Output { dry_run: true, ..output }).await?;
+pub(crate) async fn plan(plan: &Plan, client: &Client) -> Result<(), Failure> {
+    let outcome = replace(&plan.other, true, client).await?;
     match plan.exit_code && !(outcome.differences.is_empty() && outcome.needs_restart.is_empty()) {
         true => Err(Failure::code(DIFFERENT)),
         false => Ok(()),
@@ -98,18 +101,18 @@ pub(crate) async fn plan(plan: &Plan, client: &Client, output: Output) -> Result
 }
 
 /// Replaces the configuration files, until they are edited.
-pub(crate) async fn apply(
-    other: &Other,
-    client: &Client,
-    output: Output,
-) -> Result<Outcome, Failure> {
+pub(crate) async fn apply(other: &Other, client: &Client) -> Result<(), Failure> {
+    replace(other, client.output.dry_run, client).await.map(drop)
+}
+
+async fn replace(other: &Other, dry_run: bool, client: &Client) -> Result<Outcome, Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let shared = client.get::<GatewayConfiguration>("/v1/gateway-group/configuration").await;
     let change = match shared {
         Ok(_) => shared_replacement(&other.path)?,
         Err(_) => replacement(&other.path, Path::new(&status.config_file))?,
     };
-    outcome(vec![change], client, output).await
+    outcome(change, dry_run, client).await
 }
 
 /// Returns the change that replaces the shared configuration of a gateway group by a file.
@@ -170,32 +173,34 @@ fn by_name(sources: &[Source]) -> Result<BTreeMap<String, String>, Failure> {
 }
 
 /// Reloads the configuration file.
-pub(crate) async fn reload(client: &Client, output: Output) -> Result<(), Failure> {
-    let done = match output.dry_run {
+pub(crate) async fn reload(client: &Client) -> Result<(), Failure> {
+    let done = match client.output.dry_run {
         true => client.get::<Outcome>("/v1/plan").await?,
         false => client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?,
     };
-    output.answer(&done, text);
+    client.output.answer(&done, text);
     Ok(())
 }
 
 /// Writes unsaved changes into the configuration files, and keeps the rest of them.
-pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn save(client: &Client) -> Result<(), Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let file = PathBuf::from(status.config_file);
-    let saving = match output.dry_run {
+    let saving = match client.output.dry_run {
         true => None,
         false => {
             check_place(&file, client).await?;
             Some(Saving::begin(&file).map_err(Failure::new)?)
         }
     };
-    if saving.as_ref().is_some_and(Saving::has_finished_another) && !output.json {
-        output.print("completed an interrupted save");
+    if saving.as_ref().is_some_and(Saving::has_finished_another) && !client.output.json {
+        client.output.print("completed an interrupted save");
     }
     let (changes, tag) = client.get_tagged::<Changes>("/v1/changes").await?;
     if changes.kept.is_empty() {
-        output.answer(&((), saved(&changes, &[])), |()| "there is nothing to save".to_owned());
+        client
+            .output
+            .answer(&((), saved(&changes, &[])), |()| "there is nothing to save".to_owned());
         return Ok(());
     }
     let old = ConfigFiles::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
@@ -205,7 +210,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     })?;
     let rewritten = old.rewritten(&new);
     let Some(saving) = saving else {
-        output.answer(&((), saved(&changes, &rewritten)), |()| would_be(&rewritten, &new));
+        client.output.answer(&((), saved(&changes, &rewritten)), |()| would_be(&rewritten, &new));
         return Ok(());
     };
     saving.write(&old, &new).map_err(Failure::new)?;
@@ -226,7 +231,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         let what = "the configuration was changed during the save, and the files are as they were";
         return Err(Failure::new(format!("{what}: `nvmfctl changes list`, and save again")));
     }
-    output.answer(&((), saved(&changes, &rewritten)), |()| wrote);
+    client.output.answer(&((), saved(&changes, &rewritten)), |()| wrote);
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
-use crate::output::Failure;
+use crate::output::{Failure, Output};
 
 /// Time limit of a response: a change waits for devices and for every reactor.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,14 +35,34 @@ pub(crate) fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// Connection to the daemon.
+/// Connection to the daemon, and where its responses are printed.
 pub(crate) struct Client {
     socket: PathBuf,
+    pub(crate) output: Output,
 }
 
 impl Client {
-    pub(crate) fn new(socket: PathBuf) -> Client {
-        Client { socket }
+    pub(crate) fn new(socket: PathBuf, output: Output) -> Client {
+        Client { socket, output }
+    }
+
+    /// Gets `path`, and prints the response.
+    pub(crate) async fn show<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<(), Failure> {
+        self.output.answer(&self.get(path).await?, text);
+        Ok(())
+    }
+
+    /// As [`Client::show`], for a list.
+    pub(crate) async fn list<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        text: impl FnOnce(&[T]) -> String,
+    ) -> Result<(), Failure> {
+        self.show(path, |all: &Vec<T>| text(all)).await
     }
 
     /// Whether a process of root listens. That of a socket of the service manager is not known.

@@ -20,6 +20,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use crate::client::{self, Client};
+use crate::output::Output;
 
 /// Environment variable by which a shell asks for candidates.
 const VARIABLE: &str = "COMPLETE";
@@ -134,7 +135,7 @@ fn get<T: DeserializeOwned>(path: &str) -> impl Iterator<Item = T> {
 fn ask<T: DeserializeOwned>(path: &str) -> Option<T> {
     let socket =
         std::env::var_os("NVMFD_SOCKET").map_or_else(|| DEFAULT_SOCKET.into(), PathBuf::from);
-    let client = Client::new(socket);
+    let client = Client::new(socket, Output { json: false, dry_run: false });
     let answer = async { timeout(PATIENCE, client.get::<T>(path)).await };
     let answer = client::runtime().ok()?.block_on(answer);
     answer.ok()?.ok().map(|(answer, _)| answer)

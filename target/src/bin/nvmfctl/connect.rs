@@ -8,14 +8,9 @@ use rdma::zone::is_link_local;
 use serde_json::json;
 
 use crate::client::{Client, escaped};
-use crate::output::{Failure, Output};
+use crate::output::Failure;
 
-pub(crate) async fn run(
-    nqn: &str,
-    host: Option<&str>,
-    client: &Client,
-    output: Output,
-) -> Result<(), Failure> {
+pub(crate) async fn run(nqn: &str, host: Option<&str>, client: &Client) -> Result<(), Failure> {
     let path = format!("/v1/subsystems/{}", escaped(nqn));
     let (subsystem, _) = client.get::<Subsystem>(&path).await?;
     let (listeners, _) = client.get::<Vec<Listener>>("/v1/listeners").await?;
@@ -42,9 +37,9 @@ pub(crate) async fn run(
     let discovery: Vec<String> = places.iter().map(|at| discovery(*at, host)).collect();
     let fio = "fio --name=check --filename=/dev/nvmeXnY --readonly --rw=randread --bs=4k \
                --iodepth=32 --ioengine=io_uring --direct=1 --time_based --runtime=10";
-    if output.json {
+    if client.output.json {
         let all = json!({"connect": connect, "discovery_conf": discovery, "fio": fio});
-        output.print(&format!("{all:#}"));
+        client.output.print(&format!("{all:#}"));
         return Ok(());
     }
     let mut text = Vec::new();
@@ -57,7 +52,7 @@ pub(crate) async fn run(
     text.extend(discovery);
     text.push("# Read a little (see `nvme list` for the device):".to_owned());
     text.push(fio.to_owned());
-    output.print(&text.join("\n"));
+    client.output.print(&text.join("\n"));
     Ok(())
 }
 

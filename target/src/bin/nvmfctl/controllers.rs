@@ -1,12 +1,11 @@
 //! `nvmfctl controllers` and `nvmfctl controller`.
 
 use clap::Subcommand;
-use hyper::Method;
-use nvmfd::api::{Controller, Outcome};
+use nvmfd::api::Controller;
 
 use crate::change;
 use crate::client::Client;
-use crate::output::{Failure, Output, duration, table};
+use crate::output::{Failure, duration, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -24,24 +23,17 @@ pub(crate) enum Command {
     },
 }
 
-pub(crate) async fn change(
-    command: Command,
-    client: &Client,
-    output: Output,
-) -> Result<(), Failure> {
+pub(crate) async fn change(command: Command, client: &Client) -> Result<(), Failure> {
     let path = match command {
-        Command::List => return run(client, output).await,
+        Command::List => return run(client).await,
         Command::Disconnect { id } => format!("/v1/controllers/{id}/disconnect"),
         Command::Fail { id } => format!("/v1/controllers/{id}/fail"),
     };
-    let done = client.send::<Outcome>(Method::POST, &path, &()).await?;
-    output.answer(&done, change::text);
-    Ok(())
+    change::post(&path, &(), client).await
 }
 
-pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
-    output.answer(&client.get::<Vec<Controller>>("/v1/controllers").await?, |all| list(all));
-    Ok(())
+pub(crate) async fn run(client: &Client) -> Result<(), Failure> {
+    client.list("/v1/controllers", list).await
 }
 
 fn list(all: &[Controller]) -> String {

@@ -3,15 +3,14 @@
 use std::fmt::Write as _;
 
 use clap::Subcommand;
-use hyper::Method;
 use nvmfd::api::{
     GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove,
-    GatewayRebalance, Outcome,
+    GatewayRebalance,
 };
 
 use crate::change::{self, VERSION_LINE};
 use crate::client::{Client, escaped};
-use crate::output::{Failure, Output, joined, table};
+use crate::output::{Failure, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -35,32 +34,23 @@ pub(crate) enum Command {
     },
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
-    let done = match command {
-        Command::List => {
-            output.answer(&client.get::<GatewayGroup>("/v1/gateway-group").await?, list);
-            return Ok(());
-        }
-        Command::Config => {
-            let path = "/v1/gateway-group/configuration";
-            output.answer(&client.get::<GatewayConfiguration>(path).await?, config);
-            return Ok(());
-        }
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
+    match command {
+        Command::List => client.show("/v1/gateway-group", list).await,
+        Command::Config => client.show("/v1/gateway-group/configuration", config).await,
         Command::Move { group, to } => {
             let wanted = GatewayMove { ana_group: group, to };
-            client.send::<Outcome>(Method::POST, "/v1/gateway-group/move", &wanted).await?
+            change::post("/v1/gateway-group/move", &wanted, client).await
         }
         Command::Rebalance => {
-            let wanted = GatewayRebalance { dry_run: output.dry_run };
-            client.send::<Outcome>(Method::POST, "/v1/gateway-group/rebalance", &wanted).await?
+            let wanted = GatewayRebalance { dry_run: client.output.dry_run };
+            change::post("/v1/gateway-group/rebalance", &wanted, client).await
         }
         Command::Exclude { name } => {
             let path = format!("/v1/gateway-group/gateways/{}/exclude", escaped(&name));
-            client.send::<Outcome>(Method::POST, &path, &()).await?
+            change::post(&path, &(), client).await
         }
-    };
-    output.answer(&done, change::text);
-    Ok(())
+    }
 }
 
 fn list(group: &GatewayGroup) -> String {

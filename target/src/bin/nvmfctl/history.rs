@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 use nvmfd::api::HistoryEntry;
 
 use crate::client::Client;
-use crate::output::{Failure, Output};
+use crate::output::Failure;
 use crate::time::at_s;
 
-pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
-    output.answer(&client.get::<Vec<HistoryEntry>>("/v1/history").await?, |all| text(all));
-    Ok(())
+pub(crate) async fn run(client: &Client) -> Result<(), Failure> {
+    client.list("/v1/history", text).await
 }
 
 fn text(all: &[HistoryEntry]) -> String {

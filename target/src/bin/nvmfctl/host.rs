@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::change;
 use crate::client::Client;
 use crate::namespace::absolute;
-use crate::output::{Failure, Output, joined, table};
+use crate::output::{Failure, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -83,12 +83,9 @@ impl Policy {
     }
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     let change = match command {
-        Command::List => {
-            output.answer(&client.get::<Vec<Host>>("/v1/hosts").await?, |all| list(all));
-            return Ok(());
-        }
+        Command::List => return client.list("/v1/hosts", list).await,
         Command::Allow { subsystem, host } => Change::AllowHost { subsystem, host },
         Command::Deny { subsystem, host } => Change::DenyHost { subsystem, host },
         Command::Key { host, file, controller, policy } => {
@@ -107,7 +104,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Unkey { host } => Change::RemoveHost { nqn: host },
     };
-    change::make(vec![change], client, output).await
+    change::make(change, client).await
 }
 
 fn list(all: &[Host]) -> String {

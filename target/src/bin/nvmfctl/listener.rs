@@ -6,7 +6,7 @@ use rdma::ZonedIp;
 
 use crate::change;
 use crate::client::Client;
-use crate::output::{Failure, Output, joined, table};
+use crate::output::{Failure, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -42,12 +42,9 @@ pub(crate) enum Command {
     },
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     let change = match command {
-        Command::List => {
-            output.answer(&client.get::<Vec<Listener>>("/v1/listeners").await?, |all| list(all));
-            return Ok(());
-        }
+        Command::List => return client.list("/v1/listeners", list).await,
         Command::Add { address, port, id, set } => {
             let mut settings = change::settings(&set)?;
             change::put(&mut settings, "address", Some(address.into()))?;
@@ -64,7 +61,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Remove { id } => Change::RemoveListener { id },
     };
-    change::make(vec![change], client, output).await
+    change::make(change, client).await
 }
 
 /// An address as the configuration has it.

@@ -168,47 +168,48 @@ fn main() -> ExitCode {
             return output.fail(&Failure::new(format!("cannot start the runtime: {error}")));
         }
     };
-    let client = Client::new(arguments.socket);
-    match runtime.block_on(run(arguments.family, &client, output)) {
+    let client = Client::new(arguments.socket, output);
+    match runtime.block_on(run(arguments.family, &client)) {
         Ok(()) => output.finish(),
         Err(failure) => output.fail(&failure),
     }
 }
 
-async fn run(family: Family, client: &Client, output: Output) -> Result<(), Failure> {
+async fn run(family: Family, client: &Client) -> Result<(), Failure> {
+    let output = client.output;
     if output.dry_run
         && let Some(refusal) = without_dry_run(&family)
     {
         return Err(Failure::new(refusal));
     }
     match family {
-        Family::Status(command) => status::run(&command, client, output).await,
-        Family::Subsystem(command) => subsystem::run(command, client, output).await,
-        Family::Namespace(command) => namespace::run(command, client, output).await,
-        Family::Listener(command) => listener::run(command, client, output).await,
-        Family::Host(command) => host::run(command, client, output).await,
-        Family::Ana(command) => ana::run(command, client, output).await,
-        Family::Changes(command) => change::run(command, client, output).await,
-        Family::History => history::run(client, output).await,
-        Family::Plan(plan) => change::plan(&plan, client, output).await,
-        Family::Apply(other) => change::apply(&other, client, output).await.map(drop),
-        Family::Save => change::save(client, output).await,
-        Family::Watch => watch::run(client, output).await,
+        Family::Status(command) => status::run(&command, client).await,
+        Family::Subsystem(command) => subsystem::run(command, client).await,
+        Family::Namespace(command) => namespace::run(command, client).await,
+        Family::Listener(command) => listener::run(command, client).await,
+        Family::Host(command) => host::run(command, client).await,
+        Family::Ana(command) => ana::run(command, client).await,
+        Family::Changes(command) => change::run(command, client).await,
+        Family::History => history::run(client).await,
+        Family::Plan(plan) => change::plan(&plan, client).await,
+        Family::Apply(other) => change::apply(&other, client).await,
+        Family::Save => change::save(client).await,
+        Family::Watch => watch::run(client).await,
         Family::ConnectLine { subsystem, host } => {
-            connect::run(&subsystem, host.as_deref(), client, output).await
+            connect::run(&subsystem, host.as_deref(), client).await
         }
-        Family::Log { level } => log::run(level, client, output).await,
-        Family::Reload => change::reload(client, output).await,
+        Family::Log { level } => log::run(level, client).await,
+        Family::Reload => change::reload(client).await,
         Family::Completions { shell } => completions(&shell, output),
-        Family::Controllers => controllers::run(client, output).await,
-        Family::Controller(command) => controllers::change(command, client, output).await,
-        Family::Gateway(command) => gateway::run(command, client, output).await,
-        Family::Why(command) => why::run(command, client, output).await,
+        Family::Controllers => controllers::run(client).await,
+        Family::Controller(command) => controllers::change(command, client).await,
+        Family::Gateway(command) => gateway::run(command, client).await,
+        Family::Why(command) => why::run(command, client).await,
         Family::Doctor(command) => doctor::run(command, output),
-        Family::Stats(wanted) => stats::run(wanted, client, output).await,
-        Family::Slow => stats::slow(client, output).await,
-        Family::Inflight => stats::in_flight(client, output).await,
-        Family::Top(wanted) => top::run(wanted, client, output).await,
+        Family::Stats(wanted) => stats::run(wanted, client).await,
+        Family::Slow => stats::slow(client).await,
+        Family::Inflight => stats::in_flight(client).await,
+        Family::Top(wanted) => top::run(wanted, client).await,
         Family::Import(command) => import::run(&command, output),
         Family::InstallFiles { share } => {
             nvmfd::manpages::write(Arguments::command(), "8", MORE, &share)

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
-    Change, Detached, FileSystemState, Kind, Namespace, NamespaceState, Outcome, Protect,
-    RollbackRequest, SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
+    Change, Detached, FileSystemState, Kind, Namespace, NamespaceState, Protect, RollbackRequest,
+    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
 };
 use nvmfd::config::Size;
 use nvmfd::core::subsystem::MAX_NSID;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::change;
 use crate::client::{Client, escaped};
-use crate::output::{Failure, Output, joined, table};
+use crate::output::{Failure, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -164,12 +164,9 @@ async fn lowest_free(subsystem: &str, client: &Client) -> Result<u32, Failure> {
     (1..=MAX_NSID).find(is_free).ok_or_else(|| Failure::new("the subsystem has no free nsid"))
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     let change = match command {
-        Command::List => {
-            output.answer(&client.get::<Vec<Namespace>>("/v1/namespaces").await?, |all| list(all));
-            return Ok(());
-        }
+        Command::List => return client.list("/v1/namespaces", list).await,
         Command::Add { subsystem, nsid, path, size, kind, block_size, read_only, set } => {
             let mut settings = change::settings(&set)?;
             let mut put = |key: &str, value| change::put(&mut settings, key, value);
@@ -197,22 +194,25 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
                 (_, true) => WriteProtection::Permanent,
                 _ => WriteProtection::Protected,
             };
-            return protect(&subsystem, nsid, state, client, output).await;
+            return protect(&subsystem, nsid, state, client).await;
         }
         Command::Unprotect { subsystem, nsid } => {
-            return protect(&subsystem, nsid, WriteProtection::None, client, output).await;
+            return protect(&subsystem, nsid, WriteProtection::None, client).await;
         }
-        Command::Trust { subsystem, nsid } => return trust(&subsystem, nsid, client, output).await,
+        Command::Trust { subsystem, nsid } => {
+            let wanted = Trust { dry_run: client.output.dry_run };
+            return change::post(&action(&subsystem, nsid, "trust"), &wanted, client).await;
+        }
         Command::Snapshot { subsystem, nsid, path } => {
-            let taken = copy(&subsystem, nsid, &path, false, client, output).await?;
-            output.answer(&taken, snapshot_text);
+            let taken = copy(&subsystem, nsid, &path, false, client).await?;
+            client.output.answer(&taken, snapshot_text);
             return Ok(());
         }
         Command::Clone { subsystem, nsid, path, add } => {
-            let taken = copy(&subsystem, nsid, &path, true, client, output).await?;
-            let add = add.filter(|_| !output.dry_run);
-            if add.is_none() || !output.json {
-                output.answer(&taken, snapshot_text);
+            let taken = copy(&subsystem, nsid, &path, true, client).await?;
+            let add = add.filter(|_| !client.output.dry_run);
+            if add.is_none() || !client.output.json {
+                client.output.answer(&taken, snapshot_text);
             }
             let Some(add) = add else { return Ok(()) };
             let nsid = match add {
@@ -225,11 +225,13 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
             Change::AddNamespace { subsystem, nsid, settings }
         }
         Command::Rollback { subsystem, nsid, path, force } => {
-            return roll_back(&subsystem, nsid, &path, force, client, output).await;
+            let (path, dry_run) = (absolute_text(&path)?, client.output.dry_run);
+            let wanted = RollbackRequest { path, force, dry_run };
+            return change::post(&action(&subsystem, nsid, "rollback"), &wanted, client).await;
         }
         Command::Remove { subsystem, nsid } => Change::RemoveNamespace { subsystem, nsid },
     };
-    change::make(vec![change], client, output).await
+    change::make(change, client).await
 }
 
 async fn protect(
@@ -237,21 +239,9 @@ async fn protect(
     nsid: u32,
     state: WriteProtection,
     client: &Client,
-    output: Output,
 ) -> Result<(), Failure> {
-    let path = format!("/v1/subsystems/{}/namespaces/{nsid}/protection", escaped(subsystem));
-    let wanted = Protect { state, dry_run: output.dry_run };
-    let done = client.send::<Outcome>(Method::POST, &path, &wanted).await?;
-    output.answer(&done, change::text);
-    Ok(())
-}
-
-async fn trust(subsystem: &str, nsid: u32, client: &Client, output: Output) -> Result<(), Failure> {
-    let path = format!("/v1/subsystems/{}/namespaces/{nsid}/trust", escaped(subsystem));
-    let wanted = Trust { dry_run: output.dry_run };
-    let done = client.send::<Outcome>(Method::POST, &path, &wanted).await?;
-    output.answer(&done, change::text);
-    Ok(())
+    let wanted = Protect { state, dry_run: client.output.dry_run };
+    change::post(&action(subsystem, nsid, "protection"), &wanted, client).await
 }
 
 async fn copy(
@@ -260,34 +250,20 @@ async fn copy(
     path: &Path,
     writable: bool,
     client: &Client,
-    output: Output,
 ) -> Result<(SnapshotOutcome, Value), Failure> {
-    let to = format!("/v1/subsystems/{}/namespaces/{nsid}/snapshot", escaped(subsystem));
-    let path = absolute_text(path)?;
-    client
-        .send(Method::POST, &to, &SnapshotRequest { path, writable, dry_run: output.dry_run })
-        .await
+    let (path, dry_run) = (absolute_text(path)?, client.output.dry_run);
+    let wanted = SnapshotRequest { path, writable, dry_run };
+    client.send(Method::POST, &action(subsystem, nsid, "snapshot"), &wanted).await
+}
+
+/// The path of an action on a namespace.
+fn action(subsystem: &str, nsid: u32, name: &str) -> String {
+    format!("/v1/subsystems/{}/namespaces/{nsid}/{name}", escaped(subsystem))
 }
 
 fn snapshot_text(taken: &SnapshotOutcome) -> String {
     let paused = taken.paused_us.map(|us| format!("writes waited for {:.1} ms", us as f64 / 1e3));
     joined(taken.differences.iter().cloned().chain(paused), "")
-}
-
-async fn roll_back(
-    subsystem: &str,
-    nsid: u32,
-    path: &Path,
-    force: bool,
-    client: &Client,
-    output: Output,
-) -> Result<(), Failure> {
-    let to = format!("/v1/subsystems/{}/namespaces/{nsid}/rollback", escaped(subsystem));
-    let path = absolute_text(path)?;
-    let wanted = RollbackRequest { path, force, dry_run: output.dry_run };
-    let done = client.send::<Outcome>(Method::POST, &to, &wanted).await?;
-    output.answer(&done, change::text);
-    Ok(())
 }
 
 /// Makes a path absolute: the daemon has another working directory.

@@ -49,16 +49,16 @@ pub(crate) async fn look(client: &Client) -> Result<Stats, Failure> {
     Ok(client.get::<Stats>("/v1/stats").await?.0)
 }
 
-pub(crate) async fn run(args: StatsArgs, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(args: StatsArgs, client: &Client) -> Result<(), Failure> {
     let mut before = look(client).await?;
     if args.total {
-        show(&before, &args, output);
+        show(&before, &args, client.output);
         return Ok(());
     }
     loop {
         sleep(args.interval).await;
         let now = look(client).await?;
-        show(&now.since(&before), &args, output);
+        show(&now.since(&before), &args, client.output);
         if !args.watch {
             return Ok(());
         }
@@ -66,14 +66,12 @@ pub(crate) async fn run(args: StatsArgs, client: &Client, output: Output) -> Res
     }
 }
 
-pub(crate) async fn slow(client: &Client, output: Output) -> Result<(), Failure> {
-    output.answer(&client.get::<Vec<SlowCommand>>("/v1/slow").await?, |all| slow_table(all));
-    Ok(())
+pub(crate) async fn slow(client: &Client) -> Result<(), Failure> {
+    client.list("/v1/slow", slow_table).await
 }
 
-pub(crate) async fn in_flight(client: &Client, output: Output) -> Result<(), Failure> {
-    output.answer(&client.get::<Vec<InFlight>>("/v1/inflight").await?, |all| in_flight_table(all));
-    Ok(())
+pub(crate) async fn in_flight(client: &Client) -> Result<(), Failure> {
+    client.list("/v1/inflight", in_flight_table).await
 }
 
 fn show(since: &Stats, args: &StatsArgs, output: Output) {

@@ -9,7 +9,7 @@ use nvmfd::count;
 use crate::client::Client;
 use crate::derived_stats::bytes;
 use crate::listener;
-use crate::output::{Failure, Output, duration, joined};
+use crate::output::{Failure, duration, joined};
 use crate::time::at_s;
 
 /// Exit code of a plugin of a monitoring system for CRITICAL.
@@ -24,22 +24,22 @@ pub(crate) struct Command {
     check: bool,
 }
 
-pub(crate) async fn run(command: &Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: &Command, client: &Client) -> Result<(), Failure> {
     let answer = client.get::<Status>("/v1/status").await;
     if !command.check {
-        output.answer(&answer?, text);
+        client.output.answer(&answer?, text);
         return Ok(());
     }
-    if output.json {
+    if client.output.json {
         let answer = answer.map_err(|failure| failure.with_code(CRITICAL))?;
-        output.answer(&answer, text);
+        client.output.answer(&answer, text);
         return exit_code(check(&answer.0).1);
     }
     let (line, code) = match answer {
         Ok((status, _)) => check(&status),
         Err(failure) => (format!("CRITICAL - {}", failure.sentence()), CRITICAL),
     };
-    output.print(&format!("NVMFD {line}"));
+    client.output.print(&format!("NVMFD {line}"));
     exit_code(code)
 }
 

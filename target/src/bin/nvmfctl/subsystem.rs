@@ -9,7 +9,7 @@ use nvmfd::config::Size;
 use crate::change;
 use crate::client::{Client, escaped};
 use crate::namespace;
-use crate::output::{Failure, Output, joined, table};
+use crate::output::{Failure, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -49,31 +49,24 @@ pub(crate) enum Command {
     },
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
-    match command {
-        Command::List => {
-            output.answer(&client.get::<Vec<Subsystem>>("/v1/subsystems").await?, |all| list(all));
-        }
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
+    let change = match command {
+        Command::List => return client.list("/v1/subsystems", list).await,
         Command::Show { nqn } => {
-            let path = format!("/v1/subsystems/{}", escaped(&nqn));
-            output.answer(&client.get::<Subsystem>(&path).await?, show);
+            return client.show(&format!("/v1/subsystems/{}", escaped(&nqn)), show).await;
         }
         Command::Add { nqn, host, any_host, set } => {
             let mut settings = change::settings(&set)?;
             change::put(&mut settings, "allow_any_host", any_host.then_some(true.into()))?;
             change::put(&mut settings, "hosts", (!host.is_empty()).then(|| host.into()))?;
-            let change = Change::AddSubsystem { nqn, settings };
-            change::make(vec![change], client, output).await?;
+            Change::AddSubsystem { nqn, settings }
         }
         Command::Set { nqn, settings } => {
-            let change = Change::SetSubsystem { nqn, settings: change::settings(&settings)? };
-            change::make(vec![change], client, output).await?;
+            Change::SetSubsystem { nqn, settings: change::settings(&settings)? }
         }
-        Command::Remove { nqn } => {
-            change::make(vec![Change::RemoveSubsystem { nqn }], client, output).await?;
-        }
-    }
-    Ok(())
+        Command::Remove { nqn } => Change::RemoveSubsystem { nqn },
+    };
+    change::make(change, client).await
 }
 
 fn list(all: &[Subsystem]) -> String {

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::derived_stats::{Rate, by_kind, by_row, bytes, seconds, short, time, together};
-use crate::output::{Failure, Output, duration};
+use crate::output::{Failure, duration};
 use crate::stats::{interval, look};
 
 /// Default columns of the view that is printed once (`COLUMNS`).
@@ -72,13 +72,13 @@ const FIGURES: [Figure; 7] = [
     Figure { head: "DEPTH", columns: 6, extra: false, of: |rate| format!("{:.1}", rate.depth) },
 ];
 
-pub(crate) async fn run(args: TopArgs, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(args: TopArgs, client: &Client) -> Result<(), Failure> {
     let before = look(client).await?;
-    if args.once || output.json {
+    if args.once || client.output.json {
         sleep(args.interval).await;
         let view = View::new(look(client).await?, &before, false);
         let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
-        output.print(&text(&view, columns.unwrap_or(COLUMNS).clamp(80, 500), lines(&view))?);
+        client.output.print(&text(&view, columns.unwrap_or(COLUMNS).clamp(80, 500), lines(&view))?);
         return Ok(());
     }
     if !stdout().is_terminal() {

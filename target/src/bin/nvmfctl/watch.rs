@@ -6,18 +6,22 @@ use serde_json::Value;
 
 use crate::client::Client;
 use crate::controllers::state;
-use crate::output::{Failure, Output};
+use crate::output::Failure;
 use crate::time::at_s;
 
-pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(client: &Client) -> Result<(), Failure> {
     client
-        .follow("/v1/watch", |line: &Value| match output.json {
-            true => output.print_on(&line.to_string()),
+        .follow("/v1/watch", |line: &Value| match client.output.json {
+            true => client.output.print_on(&line.to_string()),
             false => match Event::deserialize(line) {
                 Ok(event) => {
-                    output.print_on(&format!("{} {}", at_s(event.at_unix_s), text(&event.what)));
+                    client.output.print_on(&format!(
+                        "{} {}",
+                        at_s(event.at_unix_s),
+                        text(&event.what)
+                    ));
                 }
-                Err(_) => output.print_on(&line.to_string()),
+                Err(_) => client.output.print_on(&line.to_string()),
             },
         })
         .await

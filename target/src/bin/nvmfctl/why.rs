@@ -6,7 +6,7 @@ use clap::Args;
 use nvmfd::api::{GatewayGroup, Why};
 
 use crate::client::{Client, escaped};
-use crate::output::{Failure, Output, duration};
+use crate::output::{Failure, duration};
 use crate::time::{at_s, now_s};
 
 #[derive(Args)]
@@ -15,7 +15,7 @@ pub(crate) struct Command {
     host: Option<String>,
 }
 
-pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     let path = match &command.host {
         Some(host) => format!("/v1/why?host={}", escaped(host)),
         None => "/v1/why".to_owned(),
@@ -25,7 +25,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         None => client.get::<GatewayGroup>("/v1/gateway-group").await.ok(),
         Some(_) => None,
     };
-    output.answer(&answer, |all| match (all.is_empty(), &command.host) {
+    client.output.answer(&answer, |all| match (all.is_empty(), &command.host) {
         (true, Some(host)) => {
             format!("nothing is recorded of {host}; `nvmfctl why` shows all hosts")
         }
