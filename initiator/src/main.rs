@@ -12,9 +12,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use initiator::Error;
 use tracing::level_filters::LevelFilter;
 
-use crate::cli::output::Output;
+use crate::cli::output::Raw;
 use crate::cli::{
-    PlainArgs, RawArgs, data_management, discover, feature, identify, list, log_page, manpages,
+    CommonArgs, With, data_management, discover, feature, identify, list, log_page, manpages,
     ns_management, read_write, reservation, show_regs, supported,
 };
 
@@ -48,75 +48,75 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// List the records of a discovery service
-    Discover(PlainArgs),
+    Discover(CommonArgs),
     /// List the namespaces that a target offers us
-    List(PlainArgs),
+    List(CommonArgs),
     /// Identify Controller
-    IdCtrl(RawArgs),
+    IdCtrl(With<Raw>),
     /// Identify Namespace
-    IdNs(identify::Namespace),
+    IdNs(With<identify::Namespace>),
     /// List the active namespaces of a subsystem
-    ListNs(identify::List),
+    ListNs(With<identify::List>),
     /// Namespace Identification Descriptors
-    NsDescs(identify::Namespace),
+    NsDescs(With<identify::Namespace>),
     /// SMART / Health Information log
-    SmartLog(log_page::SmartArgs),
+    SmartLog(With<log_page::SmartArgs>),
     /// Error Information log
-    ErrorLog(log_page::ErrorArgs),
+    ErrorLog(With<log_page::ErrorArgs>),
     /// Commands Supported and Effects log
-    EffectsLog(RawArgs),
+    EffectsLog(With<Raw>),
     /// Supported Log Pages log
-    SupportedLogPages(RawArgs),
+    SupportedLogPages(With<Raw>),
     /// Feature Identifiers Supported and Effects log
-    FidSupportEffectsLog(RawArgs),
+    FidSupportEffectsLog(With<Raw>),
     /// Any log page
-    GetLog(log_page::PageArgs),
+    GetLog(With<log_page::PageArgs>),
     /// Get Features
-    GetFeature(feature::GetArgs),
+    GetFeature(With<feature::GetArgs>),
     /// Set Features
-    SetFeature(feature::SetArgs),
+    SetFeature(With<feature::SetArgs>),
     /// Read blocks
-    Read(read_write::Args),
+    Read(With<read_write::Args>),
     /// Write blocks
-    Write(read_write::Args),
+    Write(With<read_write::Args>),
     /// Have the controller compare blocks with given data
-    Compare(read_write::Args),
+    Compare(With<read_write::Args>),
     /// Compare blocks and write them when they are alike, as one step
-    CompareAndWrite(read_write::FusedArgs),
+    CompareAndWrite(With<read_write::FusedArgs>),
     /// Flush
-    Flush(data_management::FlushArgs),
+    Flush(With<data_management::FlushArgs>),
     /// Write Zeroes
-    WriteZeroes(data_management::ZeroesArgs),
+    WriteZeroes(With<data_management::ZeroesArgs>),
     /// Verify: let the controller read blocks without transferring them
-    VerifyBlocks(data_management::BlocksArgs),
+    VerifyBlocks(With<data_management::BlocksArgs>),
     /// Write Uncorrectable: blocks that cannot be read until they are written again
-    WriteUncor(data_management::BlocksArgs),
+    WriteUncor(With<data_management::BlocksArgs>),
     /// Dataset Management
-    Dsm(data_management::DsmArgs),
+    Dsm(With<data_management::DsmArgs>),
     /// Copy: have the controller copy blocks within a namespace
-    CopyBlocks(data_management::CopyArgs),
+    CopyBlocks(With<data_management::CopyArgs>),
     /// Create a namespace
-    CreateNs(ns_management::CreateArgs),
+    CreateNs(With<ns_management::CreateArgs>),
     /// Delete a namespace
-    DeleteNs(ns_management::DeleteArgs),
+    DeleteNs(With<ns_management::DeleteArgs>),
     /// Attach a namespace to controllers
-    AttachNs(ns_management::AttachArgs),
+    AttachNs(With<ns_management::AttachArgs>),
     /// Detach a namespace from controllers
-    DetachNs(ns_management::AttachArgs),
+    DetachNs(With<ns_management::AttachArgs>),
     /// Format a namespace: all that is in it is lost
-    Format(ns_management::FormatArgs),
+    Format(With<ns_management::FormatArgs>),
     /// Controller properties
-    ShowRegs(PlainArgs),
+    ShowRegs(CommonArgs),
     /// Reservation Register
-    ResvRegister(reservation::RegisterArgs),
+    ResvRegister(With<reservation::RegisterArgs>),
     /// Reservation Acquire
-    ResvAcquire(reservation::AcquireArgs),
+    ResvAcquire(With<reservation::AcquireArgs>),
     /// Reservation Release
-    ResvRelease(reservation::ReleaseArgs),
+    ResvRelease(With<reservation::ReleaseArgs>),
     /// Reservation Report
-    ResvReport(reservation::ReportArgs),
+    ResvReport(With<reservation::ReportArgs>),
     /// Reservation Notification log: the oldest page, which is then removed
-    ResvNotifLog(RawArgs),
+    ResvNotifLog(With<Raw>),
     /// Measure how fast a namespace is
     Bench(initiator::bench::Args),
     /// Overwrite blocks, read them back and check that no write is lost
@@ -139,41 +139,41 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<ExitCode, Error> {
         match self {
-            Command::Discover(args) => discover::run(args),
-            Command::List(args) => list::run(args),
-            Command::IdCtrl(args) => identify::controller(args),
-            Command::IdNs(args) => identify::namespace(args),
-            Command::ListNs(args) => identify::list(args),
-            Command::NsDescs(args) => identify::descriptors(args),
-            Command::SmartLog(args) => log_page::smart(args),
-            Command::ErrorLog(args) => log_page::errors(args),
-            Command::EffectsLog(args) => supported::effects(args),
-            Command::SupportedLogPages(args) => supported::supported(args),
-            Command::FidSupportEffectsLog(args) => supported::features(args),
-            Command::GetLog(args) => log_page::page(args),
-            Command::GetFeature(args) => feature::get(args),
-            Command::SetFeature(args) => feature::set(args),
-            Command::Read(args) => read_write::read(args),
-            Command::Write(args) => read_write::write(args),
-            Command::Compare(args) => read_write::compare(args),
-            Command::CompareAndWrite(args) => read_write::compare_and_write(args),
-            Command::Flush(args) => data_management::flush(args),
-            Command::WriteZeroes(args) => data_management::write_zeroes(args),
-            Command::VerifyBlocks(args) => data_management::verify(args),
-            Command::WriteUncor(args) => data_management::write_uncorrectable(args),
-            Command::Dsm(args) => data_management::dsm(args),
-            Command::CopyBlocks(args) => data_management::copy(args),
-            Command::CreateNs(args) => ns_management::create(args),
-            Command::DeleteNs(args) => ns_management::delete(args),
-            Command::AttachNs(args) => ns_management::attach(args),
-            Command::DetachNs(args) => ns_management::detach(args),
-            Command::Format(args) => ns_management::format(args),
-            Command::ShowRegs(args) => show_regs::run(args),
-            Command::ResvRegister(args) => reservation::register(args),
-            Command::ResvAcquire(args) => reservation::acquire(args),
-            Command::ResvRelease(args) => reservation::release(args),
-            Command::ResvReport(args) => reservation::report(args),
-            Command::ResvNotifLog(args) => reservation::notification(args),
+            Command::Discover(args) => args.run(discover::run),
+            Command::List(args) => args.run(list::run),
+            Command::IdCtrl(args) => args.run(identify::controller),
+            Command::IdNs(args) => args.run(identify::namespace),
+            Command::ListNs(args) => args.run(identify::list),
+            Command::NsDescs(args) => args.run(identify::descriptors),
+            Command::SmartLog(args) => args.run(log_page::smart),
+            Command::ErrorLog(args) => args.run(log_page::errors),
+            Command::EffectsLog(args) => args.run(supported::effects),
+            Command::SupportedLogPages(args) => args.run(supported::supported),
+            Command::FidSupportEffectsLog(args) => args.run(supported::features),
+            Command::GetLog(args) => args.run(log_page::page),
+            Command::GetFeature(args) => args.run(feature::get),
+            Command::SetFeature(args) => args.run(feature::set),
+            Command::Read(args) => args.run(read_write::read),
+            Command::Write(args) => args.run(read_write::write),
+            Command::Compare(args) => args.run(read_write::compare),
+            Command::CompareAndWrite(args) => args.run(read_write::compare_and_write),
+            Command::Flush(args) => args.run(data_management::flush),
+            Command::WriteZeroes(args) => args.run(data_management::write_zeroes),
+            Command::VerifyBlocks(args) => args.run(data_management::verify),
+            Command::WriteUncor(args) => args.run(data_management::write_uncorrectable),
+            Command::Dsm(args) => args.run(data_management::dsm),
+            Command::CopyBlocks(args) => args.run(data_management::copy),
+            Command::CreateNs(args) => args.run(ns_management::create),
+            Command::DeleteNs(args) => args.run(ns_management::delete),
+            Command::AttachNs(args) => args.run(ns_management::attach),
+            Command::DetachNs(args) => args.run(ns_management::detach),
+            Command::Format(args) => args.run(ns_management::format),
+            Command::ShowRegs(args) => args.run(show_regs::run),
+            Command::ResvRegister(args) => args.run(reservation::register),
+            Command::ResvAcquire(args) => args.run(reservation::acquire),
+            Command::ResvRelease(args) => args.run(reservation::release),
+            Command::ResvReport(args) => args.run(reservation::report),
+            Command::ResvNotifLog(args) => args.run(reservation::notification),
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
             Command::Copy(args) => return initiator::copy::run(args),
@@ -183,48 +183,6 @@ impl Command {
                 .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
         }
         .map(|()| ExitCode::SUCCESS)
-    }
-
-    /// Output options of the command, if it has the common ones.
-    fn output(&self) -> Option<Output> {
-        Some(match self {
-            Command::Discover(args) => args.output,
-            Command::List(args) => args.output,
-            Command::IdCtrl(args) => args.output,
-            Command::IdNs(args) | Command::NsDescs(args) => args.output,
-            Command::ListNs(args) => args.output,
-            Command::SmartLog(args) => args.output,
-            Command::ErrorLog(args) => args.output,
-            Command::EffectsLog(args)
-            | Command::SupportedLogPages(args)
-            | Command::FidSupportEffectsLog(args) => args.output,
-            Command::GetLog(args) => args.output,
-            Command::GetFeature(args) => args.output,
-            Command::SetFeature(args) => args.output,
-            Command::Read(args) | Command::Write(args) | Command::Compare(args) => args.output,
-            Command::CompareAndWrite(args) => args.output,
-            Command::Flush(args) => args.output,
-            Command::WriteZeroes(args) => args.output,
-            Command::VerifyBlocks(args) | Command::WriteUncor(args) => args.output,
-            Command::Dsm(args) => args.output,
-            Command::CopyBlocks(args) => args.output,
-            Command::CreateNs(args) => args.output,
-            Command::DeleteNs(args) => args.output,
-            Command::AttachNs(args) | Command::DetachNs(args) => args.output,
-            Command::Format(args) => args.output,
-            Command::ShowRegs(args) => args.output,
-            Command::ResvRegister(args) => args.output,
-            Command::ResvAcquire(args) => args.output,
-            Command::ResvRelease(args) => args.output,
-            Command::ResvReport(args) => args.output,
-            Command::ResvNotifLog(args) => args.output,
-            Command::Attach(_)
-            | Command::Bench(_)
-            | Command::Copy(_)
-            | Command::Link(_)
-            | Command::Verify(_)
-            | Command::InstallFiles { .. } => return None,
-        })
     }
 }
 
@@ -246,18 +204,11 @@ fn main() -> ExitCode {
     };
     let lines = lines.with_target(false).with_ansi(std::io::stderr().is_terminal());
     lines.with_max_level(log.unwrap_or(usual)).init();
-    let error = match command.run() {
-        Ok(code) => return code,
-        Err(error) => error,
-    };
-    if command.output().is_some_and(Output::is_json) {
-        let json = cli::nvme_cli_json::object([("error", error.to_string().into())]);
-        // A failure to print the error is ignored.
-        let _ = cli::output::print(&format!("{json:#}\n"));
-    }
-    eprintln!("nvmf: {error}");
-    match error {
-        Error::Usage(_) => ExitCode::from(2),
-        _ => ExitCode::FAILURE,
-    }
+    command.run().unwrap_or_else(|error| {
+        eprintln!("nvmf: {error}");
+        match error {
+            Error::Usage(_) => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    })
 }

@@ -3,25 +3,19 @@
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
-use initiator::options::TargetArgs;
 use initiator::{Error, Host};
 use nvme::copy::{Copy, CopyFlags, CopyRange};
 use nvme::sqe::{DsmAttributes, DsmRange};
 
 use super::lba_range::Place;
-use super::output::Output;
-use super::{done, narrow, number, with};
+use super::{CommonArgs, narrow, number};
 
 /// Options of `nvmf flush`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct FlushArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace; 0xffffffff for all, where the controller takes that
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Which blocks a command without data is about.
@@ -38,32 +32,22 @@ struct Blocks {
 #[derive(ClapArgs, Debug)]
 pub(crate) struct ZeroesArgs {
     #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
     blocks: Blocks,
     /// Ask the controller to deallocate the blocks
     #[arg(short = 'd', long)]
     deac: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf verify-blocks` and `nvmf write-uncor`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct BlocksArgs {
     #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
     blocks: Blocks,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf copy-blocks`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct CopyArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -84,15 +68,11 @@ pub(crate) struct CopyArgs {
     /// Force unit access: to the medium before the command is done
     #[arg(short = 'f', long)]
     force_unit_access: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf dsm`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct DsmArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -115,36 +95,30 @@ pub(crate) struct DsmArgs {
     /// They will be read as a whole
     #[arg(short = 'r', long)]
     idr: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
-pub(crate) fn flush(args: &FlushArgs) -> Result<(), Error> {
-    with(&args.target, |host| host.flush(args.namespace_id))?;
-    let json = || done("flush", args.namespace_id);
-    args.output.print(json, || "NVMe Flush: success\n".into())
+pub(crate) fn flush(args: &FlushArgs, common: &CommonArgs) -> Result<(), Error> {
+    common.with(|host| host.flush(args.namespace_id))?;
+    common.done("flush", args.namespace_id, "NVMe Flush: success")
 }
 
-pub(crate) fn write_zeroes(args: &ZeroesArgs) -> Result<(), Error> {
-    args.blocks
-        .act(&args.target, |host, range, blocks| host.write_zeroes(range, blocks, args.deac))?;
-    let json = || done("write-zeroes", args.blocks.place.namespace_id);
-    args.output.print(json, || "NVME Write Zeroes Success\n".into())
+pub(crate) fn write_zeroes(args: &ZeroesArgs, common: &CommonArgs) -> Result<(), Error> {
+    let act = |host: &mut Host, range, blocks| host.write_zeroes(range, blocks, args.deac);
+    args.blocks.act(common, act)?;
+    common.done("write-zeroes", args.blocks.place.namespace_id, "NVME Write Zeroes Success")
 }
 
-pub(crate) fn verify(args: &BlocksArgs) -> Result<(), Error> {
-    args.blocks.act(&args.target, Host::verify)?;
-    let json = || done("verify-blocks", args.blocks.place.namespace_id);
-    args.output.print(json, || "NVME Verify Success\n".into())
+pub(crate) fn verify(args: &BlocksArgs, common: &CommonArgs) -> Result<(), Error> {
+    args.blocks.act(common, Host::verify)?;
+    common.done("verify-blocks", args.blocks.place.namespace_id, "NVME Verify Success")
 }
 
-pub(crate) fn write_uncorrectable(args: &BlocksArgs) -> Result<(), Error> {
-    args.blocks.act(&args.target, Host::write_uncorrectable)?;
-    let json = || done("write-uncor", args.blocks.place.namespace_id);
-    args.output.print(json, || "NVME Write Uncorrectable Success\n".into())
+pub(crate) fn write_uncorrectable(args: &BlocksArgs, common: &CommonArgs) -> Result<(), Error> {
+    args.blocks.act(common, Host::write_uncorrectable)?;
+    common.done("write-uncor", args.blocks.place.namespace_id, "NVME Write Uncorrectable Success")
 }
 
-pub(crate) fn copy(args: &CopyArgs) -> Result<(), Error> {
+pub(crate) fn copy(args: &CopyArgs, common: &CommonArgs) -> Result<(), Error> {
     if args.slbs.len() != args.blocks.len() || !(1..=256).contains(&args.slbs.len()) {
         let text = "--slbs and --blocks must list as many ranges each, 1 to 256";
         return Err(Error::Usage(text.into()));
@@ -160,11 +134,11 @@ pub(crate) fn copy(args: &CopyArgs) -> Result<(), Error> {
         .zip(&args.blocks)
         .map(|(&slba, &nlb_z)| CopyRange { slba, nlb_z })
         .collect();
-    with(&args.target, |host| host.copy(args.namespace_id, copy, &ranges))?;
-    args.output.print(|| done("copy-blocks", args.namespace_id), || "NVMe Copy: success\n".into())
+    common.with(|host| host.copy(args.namespace_id, copy, &ranges))?;
+    common.done("copy-blocks", args.namespace_id, "NVMe Copy: success")
 }
 
-pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
+pub(crate) fn dsm(args: &DsmArgs, common: &CommonArgs) -> Result<(), Error> {
     let (slbs, blocks, attributes) = (&args.slbs, &args.blocks, &args.ctx_attrs);
     if slbs.len() != blocks.len() || !(attributes.is_empty() || attributes.len() == slbs.len()) {
         let text = "--slbs, --blocks and --ctx-attrs (if given) must list as many ranges each";
@@ -187,20 +161,20 @@ pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
         .with_deallocate(args.ad)
         .with_integral_write(args.idw)
         .with_integral_read(args.idr);
-    with(&args.target, |host| host.dataset_management(args.namespace_id, wanted, &ranges))?;
-    args.output.print(|| done("dsm", args.namespace_id), || "NVMe DSM: success\n".into())
+    common.with(|host| host.dataset_management(args.namespace_id, wanted, &ranges))?;
+    common.done("dsm", args.namespace_id, "NVMe DSM: success")
 }
 
 impl Blocks {
     /// Executes a command for these blocks.
     fn act(
         &self,
-        target: &TargetArgs,
+        common: &CommonArgs,
         act: impl FnOnce(&mut Host, Range, u64) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let blocks = self.block_count.checked_add(1);
         let blocks = blocks.ok_or_else(|| Error::Usage("--block-count is too large".into()))?;
-        with(target, |host| {
+        common.with(|host| {
             let range = self.place.range(host)?;
             act(host, range, blocks)
         })

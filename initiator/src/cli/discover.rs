@@ -6,11 +6,11 @@ use initiator::{Error, Host};
 use nvme::Nqn;
 use serde_json::Value;
 
-use super::{PlainArgs, nvme_cli_json};
+use super::{CommonArgs, nvme_cli_json};
 
-pub(crate) fn run(args: &PlainArgs) -> Result<(), Error> {
-    let log = ask(&args.target)?;
-    args.output.print(|| nvme_cli_json::discovery(&log), || text(&log))
+pub(crate) fn run(common: &CommonArgs) -> Result<(), Error> {
+    let log = ask(&common.target)?;
+    common.output.print(|| nvme_cli_json::discovery(&log), || text(&log))
 }
 
 /// Gets the Discovery log; `--nqn` may select a discovery service other than the well-known one.

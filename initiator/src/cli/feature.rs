@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::TargetArgs;
 use nvme::feature::{
     AsyncEventConfig, Capabilities, FeatureId, GetFeatures, KeepAliveTimer, NumberOfQueues, Select,
     SetFeatures, TemperatureThreshold, Timestamp, VolatileWriteCache,
@@ -12,15 +11,13 @@ use nvme::feature::{
 use serde_json::Value;
 
 use super::nvme_cli_json::{hex, object};
-use super::output::{Output, Raw, dump};
+use super::output::{Raw, dump};
 use super::read_write::input;
-use super::{narrow, with};
+use super::{CommonArgs, narrow};
 
 /// Options of `nvmf get-feature`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct GetArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Feature identifier
     #[arg(short = 'f', long, value_name = "FID", value_parser = narrow::<u8>)]
     feature_id: u8,
@@ -40,16 +37,12 @@ pub(crate) struct GetArgs {
     #[arg(short = 'H', long)]
     human_readable: bool,
     #[command(flatten)]
-    pub(crate) output: Output,
-    #[command(flatten)]
     raw: Raw,
 }
 
 /// Options of `nvmf set-feature`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct SetArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Feature identifier
     #[arg(short = 'f', long, value_name = "FID", value_parser = narrow::<u8>)]
     feature_id: u8,
@@ -71,8 +64,6 @@ pub(crate) struct SetArgs {
     /// Keep the value through power loss and reset
     #[arg(long)]
     save: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 fn data_length(text: &str) -> Result<u32, String> {
@@ -94,7 +85,7 @@ fn usual_length(fid: FeatureId) -> u32 {
     }
 }
 
-pub(crate) fn get(args: &GetArgs) -> Result<(), Error> {
+pub(crate) fn get(args: &GetArgs, common: &CommonArgs) -> Result<(), Error> {
     let fid = FeatureId(args.feature_id);
     let sel = Select(args.sel);
     let usual = if sel == Select::CAPABILITIES { 0 } else { usual_length(fid) };
@@ -103,7 +94,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Error> {
     let wide = fid == FeatureId::HOST_IDENTIFIER && data.len() == 16;
     let cdw11 = args.cdw11 | u32::from(wide);
     let feature = GetFeatures { fid, sel, nsid: args.namespace_id, cdw11 };
-    let value = with(&args.target, |host| host.feature(feature, &mut data))?;
+    let value = common.with(|host| host.feature(feature, &mut data))?;
     let json = || {
         let mut fields = vec![("name", name(fid).into())];
         fields.push((select_name(sel), format!("{value:#010x}").into()));
@@ -127,10 +118,10 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Error> {
         }
         text
     };
-    args.output.print_or_raw(args.raw, &data, json, text)
+    common.output.print_or_raw(args.raw, &data, json, text)
 }
 
-pub(crate) fn set(args: &SetArgs) -> Result<(), Error> {
+pub(crate) fn set(args: &SetArgs, common: &CommonArgs) -> Result<(), Error> {
     let fid = FeatureId(args.feature_id);
     let len = args.data_len.unwrap_or(usual_length(fid)) as usize;
     let data = match len {
@@ -138,7 +129,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Error> {
         len => input(args.data.as_deref(), Some(len))?,
     };
     let feature = SetFeatures { fid, save: args.save, nsid: args.namespace_id, cdw11: args.value };
-    let result = with(&args.target, |host| host.set_feature(feature, args.cdw12, &data))?;
+    let result = common.with(|host| host.set_feature(feature, args.cdw12, &data))?;
     let json = || {
         object([
             ("feature-id", fid.0.into()),
@@ -159,7 +150,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Error> {
             u8::from(args.save)
         )
     };
-    args.output.print(json, text)
+    common.output.print(json, text)
 }
 
 fn name(fid: FeatureId) -> &'static str {

@@ -2,23 +2,18 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::TargetArgs;
 use nvme::identify::{Cns, Csi, Identify, IdentifyController, IdentifyNamespace};
 use serde_json::Value;
 
-use super::output::{Output, Raw};
-use super::{RawArgs, narrow, nvme_cli_json, with};
+use super::output::Raw;
+use super::{CommonArgs, narrow, nvme_cli_json};
 
 /// Options of `nvmf id-ns` and `nvmf ns-descs`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct Namespace {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
-    #[command(flatten)]
-    pub(crate) output: Output,
     #[command(flatten)]
     raw: Raw,
 }
@@ -26,8 +21,6 @@ pub(crate) struct Namespace {
 /// Options of `nvmf list-ns`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct List {
-    #[command(flatten)]
-    target: TargetArgs,
     /// The first namespace to list
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -37,42 +30,39 @@ pub(crate) struct List {
     /// Include namespaces that are not attached, if the controller supports namespace management
     #[arg(long)]
     all: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
-pub(crate) fn controller(args: &RawArgs) -> Result<(), Error> {
-    let bytes = with(&args.target, |host| host.identify(Identify::new(Cns::CONTROLLER, 0)))?;
+pub(crate) fn controller(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
+    let bytes = common.with(|host| host.identify(Identify::new(Cns::CONTROLLER, 0)))?;
     let page = IdentifyController::parse(&bytes);
     let text = || controller_text(&page);
-    args.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::controller(&page), text)
+    common.output.print_or_raw(*raw, &*bytes, || nvme_cli_json::controller(&page), text)
 }
 
-pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
+pub(crate) fn namespace(args: &Namespace, common: &CommonArgs) -> Result<(), Error> {
     let bytes =
-        with(&args.target, |host| host.identify(Identify::new(Cns::NAMESPACE, args.namespace_id)))?;
+        common.with(|host| host.identify(Identify::new(Cns::NAMESPACE, args.namespace_id)))?;
     let page = IdentifyNamespace::parse(&bytes);
     let text =
         || namespace_text(args.namespace_id, &page, &nvme_cli_json::namespace(&page, &bytes));
-    args.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::namespace(&page, &bytes), text)
+    common.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::namespace(&page, &bytes), text)
 }
 
-pub(crate) fn list(args: &List) -> Result<(), Error> {
+pub(crate) fn list(args: &List, common: &CommonArgs) -> Result<(), Error> {
     let after = args.namespace_id.saturating_sub(1);
-    let ids = with(&args.target, |host| match args.all {
+    let ids = common.with(|host| match args.all {
         true => host.allocated_namespaces(after),
         false => host.namespaces(after, args.csi.map(Csi)),
     })?;
     let text = || {
         ids.iter().enumerate().map(|(at, id)| format!("[{at:>4}]:{id:#x}\n")).collect::<String>()
     };
-    args.output.print(|| nvme_cli_json::namespaces(&ids), text)
+    common.output.print(|| nvme_cli_json::namespaces(&ids), text)
 }
 
-pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
-    let bytes = with(&args.target, |host| {
-        host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id))
-    })?;
+pub(crate) fn descriptors(args: &Namespace, common: &CommonArgs) -> Result<(), Error> {
+    let bytes = common
+        .with(|host| host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id)))?;
     let found = nvme_cli_json::descriptors(&bytes);
     let text = || {
         let head = format!("NVME Namespace Identification Descriptors NS {}:\n", args.namespace_id);
@@ -80,7 +70,7 @@ pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
         head + &lines.collect::<String>()
     };
     let json = || nvme_cli_json::namespace_descriptors(&found);
-    args.output.print_or_raw(args.raw, &*bytes, json, text)
+    common.output.print_or_raw(args.raw, &*bytes, json, text)
 }
 
 /// Fields that are displayed in hexadecimal, as in nvme-cli.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::nvme_cli_json::{object, text, trimmed};
 use super::output::{bytes, table};
-use super::{PlainArgs, discover};
+use super::{CommonArgs, discover};
 
 struct Item {
     nsid: u32,
@@ -23,12 +23,12 @@ struct Item {
     page: IdentifyNamespace,
 }
 
-pub(crate) fn run(args: &PlainArgs) -> Result<(), Error> {
+pub(crate) fn run(common: &CommonArgs) -> Result<(), Error> {
     let mut items = Vec::new();
-    for (options, setup) in subsystems(&args.target)? {
+    for (options, setup) in subsystems(&common.target)? {
         items.extend(namespaces(options, setup)?);
     }
-    args.output.print(
+    common.output.print(
         || object([("Devices", items.iter().map(json).collect())]),
         || table(&std::iter::once(heading()).chain(items.iter().map(row)).collect::<Vec<_>>()),
     )

@@ -2,25 +2,20 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::TargetArgs;
 use nvme::NSID_ALL;
 use nvme::identify::Csi;
 use nvme::log::{ErrorEntry, GetLogPage, LogId, Smart};
 
 use super::nvme_cli_json::{self, hex, object};
-use super::output::{Output, Raw, bytes as amount, dump};
-use super::{narrow, number, with};
+use super::output::{Raw, bytes as amount, dump};
+use super::{CommonArgs, narrow, number};
 
 /// Options of `nvmf smart-log`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct SmartArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace, for a controller that keeps a log for each
     #[arg(long, value_name = "NSID", default_value = "0xffffffff", value_parser = narrow::<u32>)]
     namespace_id: u32,
-    #[command(flatten)]
-    pub(crate) output: Output,
     #[command(flatten)]
     raw: Raw,
 }
@@ -28,14 +23,10 @@ pub(crate) struct SmartArgs {
 /// Options of `nvmf error-log`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct ErrorArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Entries to read, at most as many as there can be
     #[arg(short = 'e', long, value_name = "COUNT", default_value = "64",
         value_parser = clap::value_parser!(u16).range(1..))]
     log_entries: u16,
-    #[command(flatten)]
-    pub(crate) output: Output,
     #[command(flatten)]
     raw: Raw,
 }
@@ -43,8 +34,6 @@ pub(crate) struct ErrorArgs {
 /// Options of `nvmf get-log`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct PageArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Log page identifier
     #[arg(long, value_name = "LID", value_parser = narrow::<u8>)]
     log_id: u8,
@@ -70,8 +59,6 @@ pub(crate) struct PageArgs {
     #[arg(short = 'r', long)]
     rae: bool,
     #[command(flatten)]
-    pub(crate) output: Output,
-    #[command(flatten)]
     raw: Raw,
 }
 
@@ -82,29 +69,29 @@ fn page_length(text: &str) -> Result<u32, String> {
     }
 }
 
-pub(crate) fn smart(args: &SmartArgs) -> Result<(), Error> {
+pub(crate) fn smart(args: &SmartArgs, common: &CommonArgs) -> Result<(), Error> {
     let nsid = args.namespace_id;
     let page = GetLogPage { nsid, rae: false, ..GetLogPage::new(LogId::SMART, 0, 1) };
-    let bytes = with(&args.target, |host| host.log(page, Smart::BYTES))?;
+    let bytes = common.with(|host| host.log(page, Smart::BYTES))?;
     let Some(log) = bytes.first_chunk().map(Smart::parse) else { return Err(short()) };
-    let text = || smart_text(&log, &args.target.traddr, nsid);
-    args.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::smart(&log), text)
+    let text = || smart_text(&log, &common.target.traddr, nsid);
+    common.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::smart(&log), text)
 }
 
-pub(crate) fn errors(args: &ErrorArgs) -> Result<(), Error> {
+pub(crate) fn errors(args: &ErrorArgs, common: &CommonArgs) -> Result<(), Error> {
     let nsid = NSID_ALL;
     let page = GetLogPage { nsid, rae: false, ..GetLogPage::new(LogId::ERROR, 0, 1) };
-    let bytes = with(&args.target, |host| {
+    let bytes = common.with(|host| {
         let most = u16::from(host.session().controller().elpe_z) + 1;
         let count = args.log_entries.min(most);
         host.log(page, usize::from(count) * ErrorEntry::BYTES)
     })?;
     let (entries, _) = bytes.as_chunks();
-    let text = || error_text(entries, &args.target.traddr);
-    args.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::errors(entries), text)
+    let text = || error_text(entries, &common.target.traddr);
+    common.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::errors(entries), text)
 }
 
-pub(crate) fn page(args: &PageArgs) -> Result<(), Error> {
+pub(crate) fn page(args: &PageArgs, common: &CommonArgs) -> Result<(), Error> {
     let page = GetLogPage {
         lid: LogId(args.log_id),
         nsid: args.namespace_id,
@@ -115,7 +102,7 @@ pub(crate) fn page(args: &PageArgs) -> Result<(), Error> {
         csi: Csi(args.csi),
         ..GetLogPage::default()
     };
-    let bytes = with(&args.target, |host| host.log(page, args.log_len as usize))?;
+    let bytes = common.with(|host| host.log(page, args.log_len as usize))?;
     let json = || {
         object([
             ("log-id", args.log_id.into()),
@@ -128,13 +115,13 @@ pub(crate) fn page(args: &PageArgs) -> Result<(), Error> {
     let text = || {
         format!(
             "Device:{} log-id:{} namespace-id:{:#x}\n{}",
-            args.target.traddr,
+            common.target.traddr,
             args.log_id,
             args.namespace_id,
             dump(&bytes)
         )
     };
-    args.output.print_or_raw(args.raw, &bytes, json, text)
+    common.output.print_or_raw(args.raw, &bytes, json, text)
 }
 
 fn short() -> Error {

@@ -21,44 +21,64 @@ pub(crate) mod supported;
 use clap::Args as ClapArgs;
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
-use serde_json::Value;
 
-use output::{Output, Raw};
+use output::Output;
 
-/// Options of a command without any of its own.
+/// Options of every command that sends something to a controller.
 #[derive(ClapArgs, Debug)]
-pub(crate) struct PlainArgs {
+pub(crate) struct CommonArgs {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    output: Output,
 }
 
-/// The same, for one that can print bytes as received.
+/// Them, and those of one command.
 #[derive(ClapArgs, Debug)]
-pub(crate) struct RawArgs {
+pub(crate) struct With<A: ClapArgs> {
     #[command(flatten)]
-    target: TargetArgs,
+    args: A,
     #[command(flatten)]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    raw: Raw,
+    common: CommonArgs,
 }
 
-/// Connects, acts and disconnects.
-pub(crate) fn with<T>(
-    target: &TargetArgs,
-    act: impl FnOnce(&mut Host) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let mut host = target.connect(OptionDefaults::default())?;
-    let outcome = act(&mut host);
-    host.disconnect();
-    outcome
+impl<A: ClapArgs> With<A> {
+    pub(crate) fn run(
+        &self,
+        act: impl FnOnce(&A, &CommonArgs) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.common.run(|common| act(&self.args, common))
+    }
 }
 
-/// Result of a command without data, as JSON.
-pub(crate) fn done(command: &str, nsid: u32) -> Value {
-    nvme_cli_json::object([("command", command.into()), ("namespace-id", nsid.into())])
+impl CommonArgs {
+    /// Runs a command, and prints its failure as JSON too if that is requested.
+    pub(crate) fn run(
+        &self,
+        act: impl FnOnce(&CommonArgs) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        act(self).inspect_err(|error| {
+            if self.output.is_json() {
+                let json = nvme_cli_json::object([("error", error.to_string().into())]);
+                // A failure to print the error is ignored.
+                let _ = output::print(&format!("{json:#}\n"));
+            }
+        })
+    }
+
+    /// Connects, acts and disconnects.
+    fn with<T>(&self, act: impl FnOnce(&mut Host) -> Result<T, Error>) -> Result<T, Error> {
+        let mut host = self.target.connect(OptionDefaults::default())?;
+        let outcome = act(&mut host);
+        host.disconnect();
+        outcome
+    }
+
+    /// Prints the result of a command without data.
+    fn done(&self, command: &str, nsid: u32, text: &str) -> Result<(), Error> {
+        let fields = [("command", command.into()), ("namespace-id", nsid.into())];
+        self.output.print(|| nvme_cli_json::object(fields), || format!("{text}\n"))
+    }
 }
 
 /// Parses a number as nvme-cli does: decimal or with `0x`, optionally with a binary suffix (`4k`).

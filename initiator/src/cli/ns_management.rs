@@ -2,19 +2,15 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::TargetArgs;
 use nvme::NSID_ALL;
 use nvme::identify::{Csi, IdentifyNamespace};
 use nvme::namespace_management::{AttachmentSelect, NewNamespace};
 
-use super::output::Output;
-use super::{done, narrow, number, with};
+use super::{CommonArgs, narrow, number};
 
 /// Options of `nvmf create-ns`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct CreateArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Size in blocks
     #[arg(long, value_name = "BLOCKS", value_parser = number)]
     nsze: u64,
@@ -40,27 +36,19 @@ pub(crate) struct CreateArgs {
     /// I/O command set
     #[arg(short = 'y', long, default_value = "0", value_parser = narrow::<u8>)]
     csi: u8,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf delete-ns`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct DeleteArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace; 0xffffffff for all that hosts have made
     #[arg(long, value_name = "NSID", value_parser = narrow::<u32>)]
     namespace_id: u32,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf attach-ns` and `nvmf detach-ns`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct AttachArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -68,15 +56,11 @@ pub(crate) struct AttachArgs {
     #[arg(short = 'c', long, value_name = "LIST", value_delimiter = ',',
         value_parser = narrow::<u16>)]
     controllers: Vec<u16>,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf format`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct FormatArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -90,12 +74,10 @@ pub(crate) struct FormatArgs {
     /// Secure erase: 0 none, 1 user data, 2 cryptographic
     #[arg(long, default_value = "0", value_parser = clap::value_parser!(u8).range(0..=7))]
     ses: u8,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
-pub(crate) fn create(args: &CreateArgs) -> Result<(), Error> {
-    let nsid = with(&args.target, |host| {
+pub(crate) fn create(args: &CreateArgs, common: &CommonArgs) -> Result<(), Error> {
+    let nsid = common.with(|host| {
         let flbas = match args.block_size {
             Some(bytes) => {
                 let index = index(&host.identify_namespace(NSID_ALL)?, bytes)?;
@@ -114,28 +96,26 @@ pub(crate) fn create(args: &CreateArgs) -> Result<(), Error> {
         };
         host.create_namespace(&new, Csi(args.csi))
     })?;
-    let text = || format!("create-ns: Success, created nsid:{nsid}\n");
-    args.output.print(|| done("create-ns", nsid), text)
+    common.done("create-ns", nsid, &format!("create-ns: Success, created nsid:{nsid}"))
 }
 
-pub(crate) fn delete(args: &DeleteArgs) -> Result<(), Error> {
+pub(crate) fn delete(args: &DeleteArgs, common: &CommonArgs) -> Result<(), Error> {
     let nsid = args.namespace_id;
-    with(&args.target, |host| host.delete_namespace(nsid))?;
-    let text = || format!("delete-ns: Success, deleted nsid:{nsid}\n");
-    args.output.print(|| done("delete-ns", nsid), text)
+    common.with(|host| host.delete_namespace(nsid))?;
+    common.done("delete-ns", nsid, &format!("delete-ns: Success, deleted nsid:{nsid}"))
 }
 
-pub(crate) fn attach(args: &AttachArgs) -> Result<(), Error> {
-    change(args, AttachmentSelect::ATTACH, "attach-ns")
+pub(crate) fn attach(args: &AttachArgs, common: &CommonArgs) -> Result<(), Error> {
+    change(args, AttachmentSelect::ATTACH, "attach-ns", common)
 }
 
-pub(crate) fn detach(args: &AttachArgs) -> Result<(), Error> {
-    change(args, AttachmentSelect::DETACH, "detach-ns")
+pub(crate) fn detach(args: &AttachArgs, common: &CommonArgs) -> Result<(), Error> {
+    change(args, AttachmentSelect::DETACH, "detach-ns", common)
 }
 
-pub(crate) fn format(args: &FormatArgs) -> Result<(), Error> {
+pub(crate) fn format(args: &FormatArgs, common: &CommonArgs) -> Result<(), Error> {
     let nsid = args.namespace_id;
-    with(&args.target, |host| {
+    common.with(|host| {
         let format = match (args.lbaf, args.block_size) {
             (Some(lbaf), _) => lbaf,
             (None, Some(bytes)) => index(&host.identify_namespace(nsid)?, bytes)?,
@@ -146,13 +126,17 @@ pub(crate) fn format(args: &FormatArgs) -> Result<(), Error> {
         };
         host.format(nsid, format, args.ses)
     })?;
-    let text = || format!("Success formatting namespace:{nsid:x}\n");
-    args.output.print(|| done("format", nsid), text)
+    common.done("format", nsid, &format!("Success formatting namespace:{nsid:x}"))
 }
 
-fn change(args: &AttachArgs, sel: AttachmentSelect, name: &str) -> Result<(), Error> {
+fn change(
+    args: &AttachArgs,
+    sel: AttachmentSelect,
+    name: &str,
+    common: &CommonArgs,
+) -> Result<(), Error> {
     let nsid = args.namespace_id;
-    with(&args.target, |host| {
+    common.with(|host| {
         let mut cntlids = args.controllers.clone();
         if cntlids.is_empty() {
             cntlids.push(host.identify_controller()?.cntlid);
@@ -161,7 +145,7 @@ fn change(args: &AttachArgs, sel: AttachmentSelect, name: &str) -> Result<(), Er
         cntlids.sort_unstable();
         host.attach_namespace(sel, nsid, &cntlids)
     })?;
-    args.output.print(|| done(name, nsid), || format!("{name}: Success, nsid:{nsid}\n"))
+    common.done(name, nsid, &format!("{name}: Success, nsid:{nsid}"))
 }
 
 /// Returns the index of the format with blocks of this number of bytes and no metadata.

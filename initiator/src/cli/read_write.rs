@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
-use initiator::options::{OptionDefaults, TargetArgs};
+use initiator::options::OptionDefaults;
 use initiator::{Error, Host};
 
 use super::lba_range::Place;
-use super::number;
 use super::nvme_cli_json::object;
-use super::output::{Output, print, print_bytes};
+use super::output::{print, print_bytes};
+use super::{CommonArgs, number};
 
 /// Maximum number of bytes that one command of the tool transfers.
 const MOST_BYTES: u64 = 1 << 30;
@@ -21,8 +21,6 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Options of `nvmf read`, `write` and `compare`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    target: TargetArgs,
     #[command(flatten)]
     place: Place,
     /// Number of blocks, less one: 0 is one block [default: from --data-size]
@@ -40,15 +38,11 @@ pub(crate) struct Args {
     /// Print the latency
     #[arg(long)]
     latency: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf compare-and-write`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct FusedArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     #[command(flatten)]
     place: Place,
     /// File with what the blocks should be
@@ -60,16 +54,14 @@ pub(crate) struct FusedArgs {
     /// Force unit access: to the medium before the command is done
     #[arg(short = 'f', long)]
     force_unit_access: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
-pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
+pub(crate) fn compare_and_write(args: &FusedArgs, common: &CommonArgs) -> Result<(), Error> {
     let [with, from] =
         [&args.compare_data, &args.data].map(|path| input(Some(path.as_path()), None));
     let (with, from) = (with?, from?);
     let mut host =
-        args.target.connect(OptionDefaults { queue_entries: 32, ..OptionDefaults::default() })?;
+        common.target.connect(OptionDefaults { queue_entries: 32, ..OptionDefaults::default() })?;
     let page = host.identify_namespace(args.place.namespace_id);
     let outcome = page.and_then(|page| {
         let Some(block_bytes) = page.block_bytes() else {
@@ -96,15 +88,15 @@ pub(crate) fn compare_and_write(args: &FusedArgs) -> Result<(), Error> {
             ("bytes", from.len().into()),
         ])
     };
-    args.output.print(json, || "compare-and-write: Success\n".into())
+    common.output.print(json, || "compare-and-write: Success\n".into())
 }
 
-pub(crate) fn read(args: &Args) -> Result<(), Error> {
-    if args.output.is_json() && args.data.is_none() {
+pub(crate) fn read(args: &Args, common: &CommonArgs) -> Result<(), Error> {
+    if common.output.is_json() && args.data.is_none() {
         let text = "the data would mix with the JSON: name a file for them with --data";
         return Err(Error::Usage(text.into()));
     }
-    let mut host = args.target.connect(args.usual())?;
+    let mut host = common.target.connect(args.usual())?;
     let outcome = args.range(&mut host).and_then(|range| {
         let blocks = args.blocks(range, None)?;
         let mut bytes = vec![0; (blocks * u64::from(range.block_bytes)) as usize];
@@ -121,15 +113,17 @@ pub(crate) fn read(args: &Args) -> Result<(), Error> {
         Some(path) => save(path, &bytes)?,
         None => print_bytes(&bytes)?,
     }
-    args.print("read", bytes.len(), took)
+    args.print("read", bytes.len(), took, common)
 }
 
-pub(crate) fn write(args: &Args) -> Result<(), Error> {
-    args.send("write", |host, range, bytes| host.write(range, bytes, args.force_unit_access))
+pub(crate) fn write(args: &Args, common: &CommonArgs) -> Result<(), Error> {
+    let act =
+        |host: &mut Host, range, bytes: &[u8]| host.write(range, bytes, args.force_unit_access);
+    args.send("write", act, common)
 }
 
-pub(crate) fn compare(args: &Args) -> Result<(), Error> {
-    args.send("compare", |host, range, bytes| host.compare(range, bytes))
+pub(crate) fn compare(args: &Args, common: &CommonArgs) -> Result<(), Error> {
+    args.send("compare", Host::compare, common)
 }
 
 impl Args {
@@ -175,8 +169,8 @@ impl Args {
     }
 
     /// Returns the size of the blocks of --block-count, with the block size from the controller.
-    fn total(&self) -> Result<u64, Error> {
-        let mut host = self.target.connect(self.usual())?;
+    fn total(&self, common: &CommonArgs) -> Result<u64, Error> {
+        let mut host = common.target.connect(self.usual())?;
         let range = self.range(&mut host);
         host.disconnect();
         let range = range?;
@@ -187,14 +181,15 @@ impl Args {
         &self,
         what: &'static str,
         act: impl FnOnce(&mut Host, Range, &[u8]) -> Result<(), Error>,
+        common: &CommonArgs,
     ) -> Result<(), Error> {
         let wanted = match (self.data_size, self.block_count) {
-            (None, Some(_)) => Some(self.total()?),
+            (None, Some(_)) => Some(self.total(common)?),
             (size, _) => size,
         };
         // No association exists while the tool waits for the data.
         let mut bytes = input(self.data.as_deref(), wanted.map(|wanted| wanted as usize))?;
-        let mut host = self.target.connect(self.usual())?;
+        let mut host = common.target.connect(self.usual())?;
         let outcome = self.range(&mut host).and_then(|range| {
             let blocks = self.blocks(range, Some(bytes.len() as u64))?;
             let total = (blocks * u64::from(range.block_bytes)) as usize;
@@ -213,12 +208,18 @@ impl Args {
         });
         host.disconnect();
         let (total, took) = outcome?;
-        self.print(what, total, took)
+        self.print(what, total, took, common)
     }
 
-    fn print(&self, what: &str, bytes: usize, took: Duration) -> Result<(), Error> {
+    fn print(
+        &self,
+        what: &str,
+        bytes: usize,
+        took: Duration,
+        common: &CommonArgs,
+    ) -> Result<(), Error> {
         let us = took.as_micros() as u64;
-        if self.output.is_json() {
+        if common.output.is_json() {
             let done = object([
                 ("command", what.into()),
                 ("namespace-id", self.place.namespace_id.into()),

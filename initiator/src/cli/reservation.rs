@@ -1,7 +1,6 @@
 //! `nvmf resv-register`, `resv-acquire`, `resv-release`, `resv-report`, `resv-notif-log`.
 
 use clap::Args as ClapArgs;
-use initiator::options::TargetArgs;
 use initiator::{Error, Host};
 use nvme::log::{GetLogPage, LogId};
 use nvme::reservation::{
@@ -13,14 +12,12 @@ use nvme::{NSID_ALL, Sgl, Sqe};
 use serde_json::Value;
 
 use super::nvme_cli_json::{hex, object};
-use super::output::{Output, Raw};
-use super::{RawArgs, done, narrow, number, with};
+use super::output::Raw;
+use super::{CommonArgs, narrow, number};
 
 /// Options of `nvmf resv-register`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct RegisterArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -39,15 +36,11 @@ pub(crate) struct RegisterArgs {
     /// Ignore the current key
     #[arg(long)]
     iekey: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf resv-acquire`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct AcquireArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -67,15 +60,11 @@ pub(crate) struct AcquireArgs {
     /// Ignore the current key (controllers since NVMe 1.3 refuse that)
     #[arg(long)]
     iekey: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf resv-release`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct ReleaseArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -91,15 +80,11 @@ pub(crate) struct ReleaseArgs {
     /// Ignore the current key (controllers since NVMe 1.3 refuse that)
     #[arg(long)]
     iekey: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 /// Options of `nvmf resv-report`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct ReportArgs {
-    #[command(flatten)]
-    target: TargetArgs,
     /// Namespace
     #[arg(long, value_name = "NSID", default_value = "1", value_parser = narrow::<u32>)]
     namespace_id: u32,
@@ -109,8 +94,6 @@ pub(crate) struct ReportArgs {
     /// Request host identifiers of 128 bits, as required on fabrics
     #[arg(short = 'e', long)]
     eds: bool,
-    #[command(flatten)]
-    pub(crate) output: Output,
     #[command(flatten)]
     raw: Raw,
 }
@@ -122,48 +105,41 @@ fn dwords(text: &str) -> Result<u32, String> {
     }
 }
 
-pub(crate) fn register(args: &RegisterArgs) -> Result<(), Error> {
+pub(crate) fn register(args: &RegisterArgs, common: &CommonArgs) -> Result<(), Error> {
     let how = Register(0)
         .with_action(RegisterAction(args.rrega))
         .with_ignore_key(args.iekey)
         .with_persistence(ChangePersistence(args.cptpl));
     let keys = RegisterKeys { current: args.crkey, new: args.nrkey };
     let sqe = how.emit(args.namespace_id, Sgl::NONE);
-    send(&args.target, "Reservation Register", sqe, &keys.emit())?;
-    args.output
-        .print(|| done("resv-register", args.namespace_id), || "NVME Reservation  success\n".into())
+    send("Reservation Register", sqe, &keys.emit(), common)?;
+    common.done("resv-register", args.namespace_id, "NVME Reservation  success")
 }
 
-pub(crate) fn acquire(args: &AcquireArgs) -> Result<(), Error> {
+pub(crate) fn acquire(args: &AcquireArgs, common: &CommonArgs) -> Result<(), Error> {
     let how = Acquire(0)
         .with_action(AcquireAction(args.racqa))
         .with_ignore_key(args.iekey)
         .with_rtype(ReservationType(args.rtype));
     let keys = AcquireKeys { current: args.crkey, preempt: args.prkey };
     let sqe = how.emit(args.namespace_id, Sgl::NONE);
-    send(&args.target, "Reservation Acquire", sqe, &keys.emit())?;
-    args.output.print(
-        || done("resv-acquire", args.namespace_id),
-        || "NVME Reservation Acquire success\n".into(),
-    )
+    send("Reservation Acquire", sqe, &keys.emit(), common)?;
+    common.done("resv-acquire", args.namespace_id, "NVME Reservation Acquire success")
 }
 
-pub(crate) fn release(args: &ReleaseArgs) -> Result<(), Error> {
+pub(crate) fn release(args: &ReleaseArgs, common: &CommonArgs) -> Result<(), Error> {
     let how = Release(0)
         .with_action(ReleaseAction(args.rrela))
         .with_ignore_key(args.iekey)
         .with_rtype(ReservationType(args.rtype));
     let key = ReleaseKey { current: args.crkey };
     let sqe = how.emit(args.namespace_id, Sgl::NONE);
-    send(&args.target, "Reservation Release", sqe, &key.emit())?;
-    args.output.print(
-        || done("resv-release", args.namespace_id),
-        || "NVME Reservation Release success\n".into(),
-    )
+    send("Reservation Release", sqe, &key.emit(), common)?;
+    common.done("resv-release", args.namespace_id, "NVME Reservation Release success")
 }
 
-pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
-    let bytes = with(&args.target, |host| read_report(host, args))?;
+pub(crate) fn report(args: &ReportArgs, common: &CommonArgs) -> Result<(), Error> {
+    let bytes = common.with(|host| read_report(host, args))?;
     let Some(status) = bytes.first_chunk().map(ReservationStatus::parse) else {
         return Err(Error::Local("the report is shorter than it must be".into()));
     };
@@ -171,7 +147,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
     let (entries, _) = entries.as_chunks();
     let entries: Vec<ExtendedRegistrant> =
         entries.iter().map(ExtendedRegistrant::parse).take(status.registrants.into()).collect();
-    args.output.print_or_raw(
+    common.output.print_or_raw(
         args.raw,
         &bytes,
         || report_document(&status, &entries),
@@ -179,10 +155,10 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
     )
 }
 
-pub(crate) fn notification(args: &RawArgs) -> Result<(), Error> {
+pub(crate) fn notification(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
     let page = GetLogPage::new(LogId::RESERVATION_NOTIFICATION, 0, 1);
     let page = GetLogPage { nsid: NSID_ALL, rae: false, ..page };
-    let bytes = with(&args.target, |host| host.log(page, NotificationPage::BYTES))?;
+    let bytes = common.with(|host| host.log(page, NotificationPage::BYTES))?;
     let Some(log) = bytes.first_chunk().map(NotificationPage::parse) else {
         return Err(Error::Local("the log page is shorter than it must be".into()));
     };
@@ -201,14 +177,14 @@ pub(crate) fn notification(args: &RawArgs) -> Result<(), Error> {
              Resv Notif Log Page Type\t: {} ({})\n\
              Num of Available Log Pages\t: {}\n\
              Namespace ID:\t\t\t: {:x}\n",
-            args.target.traddr, log.count, log.kind.0, log.kind, log.waiting, log.nsid
+            common.target.traddr, log.count, log.kind.0, log.kind, log.waiting, log.nsid
         )
     };
-    args.output.print_or_raw(args.raw, &bytes, json, text)
+    common.output.print_or_raw(*raw, &bytes, json, text)
 }
 
-fn send(target: &TargetArgs, what: &'static str, sqe: Sqe, data: &[u8]) -> Result<(), Error> {
-    with(target, |host| host.command_out(1, what, sqe, data)).map(drop)
+fn send(what: &'static str, sqe: Sqe, data: &[u8], common: &CommonArgs) -> Result<(), Error> {
+    common.with(|host| host.command_out(1, what, sqe, data)).map(drop)
 }
 
 /// Reads the requested length; by default all of it, as determined from its header.

@@ -6,7 +6,7 @@ use nvme::fabrics::PropertyGet;
 use nvme::property::Property;
 use serde_json::{Map, Value};
 
-use super::{PlainArgs, with};
+use super::CommonArgs;
 
 /// nvme-cli's names in its order, whether 8 bytes wide, and the offset of those that a controller
 /// over a fabric may have.
@@ -38,11 +38,10 @@ const REGISTERS: [(&str, bool, Option<Property>); 25] = [
     ("pmrmscu", false, None),
 ];
 
-pub(crate) fn run(args: &PlainArgs) -> Result<(), Error> {
-    let values: Vec<_> = with(&args.target, |host| {
-        REGISTERS.iter().map(|(.., property)| value(host, *property)).collect()
-    })?;
-    args.output.print(|| json(&values), || text(&values))
+pub(crate) fn run(common: &CommonArgs) -> Result<(), Error> {
+    let values: Vec<_> = common
+        .with(|host| REGISTERS.iter().map(|(.., property)| value(host, *property)).collect())?;
+    common.output.print(|| json(&values), || text(&values))
 }
 
 /// Gets a property, unless the controller does not have it.

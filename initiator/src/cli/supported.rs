@@ -7,48 +7,49 @@ use nvme::log::{CommandEffects, Effects, FeaturesSupported, GetLogPage, LogId, S
 use nvme::{AdminOpcode, IoOpcode};
 use serde_json::{Map, Value, json};
 
-use super::{RawArgs, with};
+use super::CommonArgs;
+use super::output::Raw;
 
-pub(crate) fn effects(args: &RawArgs) -> Result<(), Error> {
-    let (bytes, log) = read(args, LogId::EFFECTS, Effects::parse)?;
-    args.output.print_or_raw(args.raw, &bytes, || effects_json(&log), || effects_text(&log))
+pub(crate) fn effects(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
+    let (bytes, log) = read(common, LogId::EFFECTS, Effects::parse)?;
+    common.output.print_or_raw(*raw, &bytes, || effects_json(&log), || effects_text(&log))
 }
 
-pub(crate) fn supported(args: &RawArgs) -> Result<(), Error> {
-    let (bytes, log) = read(args, LogId::SUPPORTED_PAGES, SupportedPages::parse)?;
+pub(crate) fn supported(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
+    let (bytes, log) = read(common, LogId::SUPPORTED_PAGES, SupportedPages::parse)?;
     let values = log.pages.map(|page| page.0);
     let text = || {
-        let head = format!("Support Log Pages Details for {}:\n", args.target.traddr);
+        let head = format!("Support Log Pages Details for {}:\n", common.target.traddr);
         numbered(&values).fold(head, |text, (lid, value)| {
             let name = LogId(lid).name().unwrap_or("Unknown");
             text + &format!("LID {lid:#x} ({name}), supports {value:#x}\n")
         })
     };
     let json = || json!({ "supported_log_pages": listed("lid", &values) });
-    args.output.print_or_raw(args.raw, &bytes, json, text)
+    common.output.print_or_raw(*raw, &bytes, json, text)
 }
 
-pub(crate) fn features(args: &RawArgs) -> Result<(), Error> {
-    let (bytes, log) = read(args, LogId::FEATURE_EFFECTS, FeaturesSupported::parse)?;
+pub(crate) fn features(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
+    let (bytes, log) = read(common, LogId::FEATURE_EFFECTS, FeaturesSupported::parse)?;
     let values = log.features.map(|feature| feature.0);
     let text = || {
-        let head = format!("FID Supports Effects Log for device: {}\n", args.target.traddr);
+        let head = format!("FID Supports Effects Log for device: {}\n", common.target.traddr);
         numbered(&values).fold(head, |text, (fid, value)| {
             text + &format!("FID {fid:02x} -> Support Effects Log: {value:08x}\n")
         })
     };
     let json = || json!({ "fid_support": listed("fid", &values) });
-    args.output.print_or_raw(args.raw, &bytes, json, text)
+    common.output.print_or_raw(*raw, &bytes, json, text)
 }
 
 /// Reads a log of the NVM command set: its bytes, and its parsed form.
 fn read<T, const N: usize>(
-    args: &RawArgs,
+    common: &CommonArgs,
     lid: LogId,
     parse: impl Fn(&[u8; N]) -> T,
 ) -> Result<(Vec<u8>, T), Error> {
     let page = GetLogPage { csi: Csi::NVM, ..GetLogPage::new(lid, 0, 1) };
-    let bytes = with(&args.target, |host| host.log(page, N))?;
+    let bytes = common.with(|host| host.log(page, N))?;
     let log = bytes.first_chunk().map(parse);
     let log = log.ok_or(Error::Local("the log page is shorter than it must be".into()))?;
     Ok((bytes, log))
