@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::key_tree;
 use super::schema::{NQN_FORM, name};
-use super::table_reader::{At, Diagnostics, TableReader};
+use super::table_reader::{At, TableReader};
 use crate::core::auth::Policy;
 
 /// Authentication of hosts.
@@ -124,27 +124,21 @@ enum Named {
     Exempt(Nqn),
 }
 
-pub(super) fn authentication(
-    root: &mut TableReader<'_>,
-    report: &mut Diagnostics<'_>,
-) -> AuthenticationConfig {
+pub(super) fn authentication(root: &mut TableReader<'_>) -> AuthenticationConfig {
     let mut config = AuthenticationConfig::default();
-    let mut section = root.table("authentication", "[authentication]", report);
-    let mut flag = |key, report: &mut Diagnostics<'_>| {
-        section.take(key, "true or false", report).is_some_and(|at| at.value)
-    };
-    config.required = flag("required", report);
-    config.discovery = flag("discovery", report);
-    if let Some(chosen) = choice(&mut section, "hashes", &HASHES, report) {
+    let mut section = root.table("authentication", "[authentication]");
+    config.required = section.flag("required", false);
+    config.discovery = section.flag("discovery", false);
+    if let Some(chosen) = choice(&mut section, "hashes", &HASHES) {
         config.policy.hashes = chosen;
     }
-    if let Some(chosen) = choice(&mut section, "groups", &GROUPS, report) {
+    if let Some(chosen) = choice(&mut section, "groups", &GROUPS) {
         config.policy.groups = chosen;
     }
-    section.end(report);
+    section.end();
     let mut seen: Vec<At<Nqn>> = Vec::new();
-    for table in root.tables("host", "[[host]]", report) {
-        match host(table, &mut seen, report) {
+    for table in root.tables("host", "[[host]]") {
+        match host(table, &mut seen) {
             Some(Named::Keyed(host)) => config.hosts.push(host),
             Some(Named::Exempt(nqn)) => config.exempt.push(nqn),
             None => {}
@@ -158,60 +152,55 @@ fn choice<T: Copy>(
     section: &mut TableReader<'_>,
     key: &'static str,
     known: &[(&str, T)],
-    report: &mut Diagnostics<'_>,
 ) -> Option<Vec<T>> {
     let names: Vec<String> = known.iter().map(|(name, _)| format!("{name:?}")).collect();
     let form = format!("a list of {}, best first", names.join(", "));
-    let At { value, span } = section.take::<Vec<String>>(key, &form, report)?;
+    let At { value, span } = section.take::<Vec<String>>(key, &form)?;
     let mut chosen = Vec::new();
     for (n, written) in value.iter().enumerate() {
         match known.iter().find(|(name, _)| name == written) {
             Some(_) if value[..n].contains(written) => {
-                report.add(&span, format!("`{key}` lists {written:?} twice"), "list it once");
+                section.add(&span, format!("`{key}` lists {written:?} twice"), "list it once");
             }
             Some((_, known)) => chosen.push(*known),
             None => {
-                report.add(&span, format!("`{key}` lists {written:?}"), format!("write {form}"))
+                section.add(&span, format!("`{key}` lists {written:?}"), format!("write {form}"))
             }
         }
     }
     if value.is_empty() {
-        report.add(&span, format!("`{key}` is empty"), format!("write {form}"));
+        section.add(&span, format!("`{key}` is empty"), format!("write {form}"));
     }
     Some(chosen)
 }
 
-fn host(
-    mut section: TableReader<'_>,
-    seen: &mut Vec<At<Nqn>>,
-    report: &mut Diagnostics<'_>,
-) -> Option<Named> {
-    let nqn = section.need::<String>("nqn", NQN_FORM, report);
-    let nqn = nqn.and_then(|at| name(at, report));
+fn host(mut section: TableReader<'_>, seen: &mut Vec<At<Nqn>>) -> Option<Named> {
+    let nqn = section.need::<String>("nqn", NQN_FORM);
+    let nqn = nqn.and_then(|at| name(at, section.report));
     if let Some(At { value, span }) = &nqn {
         if let Some(first) = seen.iter().find(|old| old.value == *value) {
-            let first = report.shown(&first.span, span);
+            let first = section.report.shown(&first.span, span);
             let what = format!("this host was there before, in {first}");
-            report.add(span, what, "write one [[host]] for each host");
+            section.add(span, what, "write one [[host]] for each host");
         }
         seen.push(At { value: *value, span: span.clone() });
     }
     let form = "an absolute path, such as \"/etc/nvmfd/keys/host1\"";
-    let authenticate = section.take::<bool>("authenticate", "true or false", report);
+    let authenticate = section.take::<bool>("authenticate", "true or false");
     let exempt = authenticate.filter(|at| !at.value);
     let key = match exempt {
-        Some(_) => section.take::<PathBuf>("dhchap_key_file", form, report),
-        None => section.need::<PathBuf>("dhchap_key_file", form, report),
+        Some(_) => section.take::<PathBuf>("dhchap_key_file", form),
+        None => section.need::<PathBuf>("dhchap_key_file", form),
     };
-    let controller = section.take::<PathBuf>("dhchap_ctrl_key_file", form, report);
+    let controller = section.take::<PathBuf>("dhchap_ctrl_key_file", form);
     for At { value, span } in [&key, &controller].into_iter().flatten() {
         if !value.is_absolute() {
-            report.add(span, "the path is not absolute", format!("write {form}"));
+            section.add(span, "the path is not absolute", format!("write {form}"));
         }
     }
-    let hashes = choice(&mut section, "hashes", &HASHES, report);
-    let groups = choice(&mut section, "groups", &GROUPS, report);
-    section.end(report);
+    let hashes = choice(&mut section, "hashes", &HASHES);
+    let groups = choice(&mut section, "groups", &GROUPS);
+    section.end();
     let nqn = nqn?.value;
     if exempt.is_some() {
         return Some(Named::Exempt(nqn));

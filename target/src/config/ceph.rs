@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::table_reader::{At, Diagnostics, TableReader};
+use super::table_reader::{At, TableReader};
 use super::{Config, NamespaceKind};
 use crate::blockdev::ceph::{ClusterConfig, ImageName};
 
@@ -53,16 +53,13 @@ impl fmt::Display for CephConfig {
     }
 }
 
-pub(super) fn ceph(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> CephConfig {
+pub(super) fn ceph(root: &mut TableReader<'_>) -> CephConfig {
     let mut ceph = CephConfig::default();
-    if !root.has("ceph") {
-        return ceph;
-    }
-    let mut section = root.table("ceph", "[ceph]", report);
+    let mut section = root.table("ceph", "[ceph]");
     let mut path = |key, form| {
-        let At { value, span } = section.take::<PathBuf>(key, form, report)?;
+        let At { value, span } = section.take::<PathBuf>(key, form)?;
         if !value.is_absolute() {
-            report.add(&span, "the path is not absolute", format!("write {form}"));
+            section.add(&span, "the path is not absolute", format!("write {form}"));
         }
         Some(value)
     };
@@ -70,27 +67,24 @@ pub(super) fn ceph(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> 
     ceph.keyring =
         path("keyring", "an absolute path, such as \"/etc/ceph/ceph.client.nvmfd.keyring\"");
     let form = "the name of a client without its type, such as \"nvmfd\" for client.nvmfd";
-    if let Some(At { value, span }) = section.take::<String>("client", form, report) {
+    if let Some(At { value, span }) = section.take::<String>("client", form) {
         if value.is_empty() || value.starts_with("client.") || value.contains(char::is_control) {
-            report.add(&span, format!("`client` is {value:?}"), format!("write {form}"));
+            section.add(&span, format!("`client` is {value:?}"), format!("write {form}"));
         }
         ceph.client = value;
     }
-    section.end(report);
+    section.end();
     ceph
 }
 
 /// The image of a namespace.
-pub(super) fn image(
-    section: &mut TableReader<'_>,
-    report: &mut Diagnostics<'_>,
-) -> Option<At<ImageName>> {
+pub(super) fn image(section: &mut TableReader<'_>) -> Option<At<ImageName>> {
     let form = "\"POOL/IMAGE\" or \"POOL/NAMESPACE/IMAGE\"";
-    let At { value, span } = section.need::<String>("path", form, report)?;
+    let At { value, span } = section.need::<String>("path", form)?;
     match value.parse() {
         Ok(value) => Some(At { value, span }),
         Err(why) => {
-            report.add(&span, format!("`path` is {value:?}: {why}"), format!("write {form}"));
+            section.add(&span, format!("`path` is {value:?}: {why}"), format!("write {form}"));
             None
         }
     }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::NamespaceKind;
 use super::schema::once;
-use super::table_reader::{At, Diagnostics, TableReader};
+use super::table_reader::{At, TableReader};
 
 /// Name space of derived UUIDs and serial numbers. Never change it: hosts would see other namespaces.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_6431);
@@ -26,15 +26,11 @@ pub(super) struct UsedIds {
     eui64s: Vec<At<[u8; 8]>>,
 }
 
-pub(super) fn identity(
-    section: &mut TableReader<'_>,
-    seen: &mut UsedIds,
-    report: &mut Diagnostics<'_>,
-) -> ConfiguredIds {
+pub(super) fn identity(section: &mut TableReader<'_>, seen: &mut UsedIds) -> ConfiguredIds {
     ConfiguredIds {
-        uuid: uuid(section, &mut seen.uuids, report),
-        nguid: number(section, "nguid", &mut seen.nguids, report),
-        eui64: number(section, "eui64", &mut seen.eui64s, report),
+        uuid: uuid(section, &mut seen.uuids),
+        nguid: number(section, "nguid", &mut seen.nguids),
+        eui64: number(section, "eui64", &mut seen.eui64s),
     }
 }
 
@@ -59,21 +55,17 @@ pub(super) fn derived_uuid(nqn: Option<&Nqn>, nsid: u32, kind: &NamespaceKind) -
     Uuid::new_v5(&UUID_SPACE, &name)
 }
 
-fn uuid(
-    section: &mut TableReader<'_>,
-    seen: &mut Vec<At<Uuid>>,
-    report: &mut Diagnostics<'_>,
-) -> Option<Uuid> {
+fn uuid(section: &mut TableReader<'_>, seen: &mut Vec<At<Uuid>>) -> Option<Uuid> {
     let form = "a UUID such as \"f81d4fae-7dec-41d0-a765-00a0c91e6bf6\", or leave `uuid` out";
-    let At { value, span } = section.take::<String>("uuid", form, report)?;
+    let At { value, span } = section.take::<String>("uuid", form)?;
     match Uuid::try_parse(&value) {
         Ok(uuid) if !uuid.is_nil() => {
             let words = ("this UUID", "give each namespace its own, or leave `uuid` out");
-            once(seen, uuid, &span, words, report);
+            once(seen, uuid, &span, words, section.report);
             Some(uuid)
         }
         _ => {
-            report.add(&span, format!("{value:?} is not a UUID"), format!("write {form}"));
+            section.add(&span, format!("{value:?} is not a UUID"), format!("write {form}"));
             None
         }
     }
@@ -85,10 +77,9 @@ fn number<const N: usize>(
     section: &mut TableReader<'_>,
     key: &'static str,
     seen: &mut Vec<At<[u8; N]>>,
-    report: &mut Diagnostics<'_>,
 ) -> Option<[u8; N]> {
     let form = format!("{} hexadecimal digits in quotes, or leave `{key}` out", N * 2);
-    let At { value, span } = section.take::<String>(key, &form, report)?;
+    let At { value, span } = section.take::<String>(key, &form)?;
     let digits: Vec<u8> = value.bytes().filter(|byte| !b".-:".contains(byte)).collect();
     let mut bytes = [0; N];
     let mut good = digits.len() == N * 2;
@@ -101,12 +92,12 @@ fn number<const N: usize>(
     }
     if !good || bytes == [0; N] {
         let what = format!("`{key}` is {value:?}, which identifies nothing");
-        report.add(&span, what, format!("write {form}"));
+        section.add(&span, what, format!("write {form}"));
         return None;
     }
     let what = format!("this {key}");
     let remedy = format!("give each namespace its own, or leave `{key}` out");
-    once(seen, bytes, &span, (&what, &remedy), report);
+    once(seen, bytes, &span, (&what, &remedy), section.report);
     Some(bytes)
 }
 

@@ -271,7 +271,7 @@ fn unread(file: &Path, error: &std::io::Error, remedy: &str) -> ConfigErrors {
 /// error.
 pub(super) fn merged<'t>(
     sources: &'t ConfigFiles,
-    report: &mut Diagnostics<'t>,
+    report: &Diagnostics<'t>,
 ) -> Spanned<DeTable<'t>> {
     let mut all = Vec::new();
     for (index, source) in sources.iter().enumerate() {
@@ -304,7 +304,7 @@ pub(super) fn merged<'t>(
 
 /// Refuses what is in the shared configuration and differs among gateways, and what is in a file and
 /// has to be in the shared configuration.
-fn check_shared(table: &DeTable<'_>, is_shared: bool, report: &mut Diagnostics<'_>) {
+fn check_shared(table: &DeTable<'_>, is_shared: bool, report: &Diagnostics<'_>) {
     for (key, value) in table {
         let name: &str = key.get_ref().as_ref();
         match (is_shared, SHARED.contains(&name)) {
@@ -334,7 +334,7 @@ fn check_shared(table: &DeTable<'_>, is_shared: bool, report: &mut Diagnostics<'
     }
 }
 
-fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &mut Diagnostics<'_>) {
+fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &Diagnostics<'_>) {
     for (key, value) in from {
         let name: &str = key.get_ref().as_ref();
         let Some((first, old)) = into.get_key_value(name).map(|(k, v)| (k.span(), v.get_ref()))

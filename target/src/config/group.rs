@@ -63,47 +63,39 @@ impl fmt::Display for GroupConfig {
     }
 }
 
-pub(super) fn group(
-    root: &mut TableReader<'_>,
-    report: &mut Diagnostics<'_>,
-) -> Option<At<GroupConfig>> {
+pub(super) fn group(root: &mut TableReader<'_>) -> Option<At<GroupConfig>> {
     if !root.has("group") {
         return None;
     }
-    let mut section = root.table("group", "[group]", report);
+    let mut section = root.table("group", "[group]");
     let span = section.span().clone();
-    let name = field(&mut section, "name", "the name of the group, such as \"g1\"", report);
-    let pool = field(&mut section, "pool", "a pool of the cluster, such as \"rbd\"", report);
+    let name = field(&mut section, "name", "the name of the group, such as \"g1\"");
+    let pool = field(&mut section, "pool", "a pool of the cluster, such as \"rbd\"");
     let form = "the name of this gateway in its group, such as \"a\"";
-    let gateway = field(&mut section, "gateway", form, report);
+    let gateway = field(&mut section, "gateway", form);
     if !section.has("slot") {
         let remedy = "give each gateway of the group its own number from 0 to 31";
-        report.add(&span, "[group] has no `slot`", remedy);
+        section.add(&span, "[group] has no `slot`", remedy);
     }
-    let slot = bounded(&mut section, "slot", 0..SLOTS - 1, 0, report) as u8;
-    let shared = section.take("shared", "true or false", report).is_some_and(|at| at.value);
-    section.end(report);
+    let slot = bounded(&mut section, "slot", 0..SLOTS - 1, 0) as u8;
+    let shared = section.flag("shared", false);
+    section.end();
     let value = GroupConfig { name: name?, pool: pool?, gateway: gateway?, slot, shared };
     Some(At { value, span })
 }
 
-fn field(
-    section: &mut TableReader<'_>,
-    key: &'static str,
-    form: &str,
-    report: &mut Diagnostics<'_>,
-) -> Option<String> {
-    let At { value, span } = section.need::<String>(key, form, report)?;
+fn field(section: &mut TableReader<'_>, key: &'static str, form: &str) -> Option<String> {
+    let At { value, span } = section.need::<String>(key, form)?;
     if !nvmfd_gateway::record::is_field(&value) {
         let what = format!("`{key}` is {value:?}");
-        report.add(&span, what, format!("write {form}, without spaces"));
+        section.add(&span, what, format!("write {form}, without spaces"));
     }
     Some(value)
 }
 
 impl Config {
     /// Refuses what several gateways cannot serve alike.
-    pub(super) fn check_group(&self, group: &At<GroupConfig>, report: &mut Diagnostics<'_>) {
+    pub(super) fn check_group(&self, group: &At<GroupConfig>, report: &Diagnostics<'_>) {
         for subsystem in &self.subsystems {
             let nqn = &subsystem.nqn;
             if subsystem.managed.is_some() {

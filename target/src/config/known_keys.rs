@@ -31,11 +31,11 @@ const EVERY_SECTION: &str = r#"
 #[must_use]
 pub fn known_keys() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let sources = ConfigFiles::from(EVERY_SECTION);
-    let mut report = Diagnostics::new(&sources);
-    let table = merged(&sources, &mut report);
+    let report = Diagnostics::new(&sources);
+    let table = merged(&sources, &report);
     let span = table.span();
-    root(TableReader::new(table.into_inner(), span, "the file"), &mut report);
-    report.known
+    root(TableReader::new(table.into_inner(), span, "the file", &report));
+    report.known.into_inner()
 }
 
 #[cfg(test)]

@@ -21,45 +21,45 @@ const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one fo
 /// Upper bound of timeouts.
 const MIN_MAX_MS: u32 = 600_000;
 
-pub(super) fn listener(
-    mut section: TableReader<'_>,
-    seen: &mut Vec<At<ListenerConfig>>,
-    report: &mut Diagnostics<'_>,
-) {
+pub(super) fn listener(mut section: TableReader<'_>, seen: &mut Vec<At<ListenerConfig>>) {
     let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
-    let address = section.need::<String>("address", form, report);
-    let address = address.and_then(|at| zoned(&at, form, report));
-    let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
+    let address = section.need::<String>("address", form);
+    let address = address.and_then(|at| zoned(&at, form, section.report));
+    let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into()) as u16;
     let place = seen.len() as u32 + 1;
-    let id = bounded(&mut section, "id", 1..65535, place, report) as u16;
-    let ana = section.take::<AnaText>("ana", ANA_FORM, report);
-    let ana = ana.map_or_else(AnaStates::default, |ana| states(&ana, report));
-    let keep_alive_min_ms = bounded(&mut section, "keep_alive_min_ms", 0..MIN_MAX_MS, 0, report);
+    let id = bounded(&mut section, "id", 1..65535, place) as u16;
+    let ana = section.take::<AnaText>("ana", ANA_FORM);
+    let ana = ana.map_or_else(AnaStates::default, |ana| states(&ana, section.report));
+    let keep_alive_min_ms = bounded(&mut section, "keep_alive_min_ms", 0..MIN_MAX_MS, 0);
     let span = section.span().clone();
-    section.end(report);
+    section.end();
     let Some(address) = address else { return };
     let new = address.value.with_port(port);
     let rival = seen.iter().find(|old| overlap(old.value.address, new));
     if let Some(rival) = rival {
-        let place = report.shown(&rival.span, &address.span);
+        let place = section.report.shown(&rival.span, &address.span);
         let (at, rival) = (new, rival.value.address);
         let what = format!("the listener {at} overlaps with {rival} of {place}");
-        report.add(&address.span, what, "remove one of them, or give it another port");
+        section.add(&address.span, what, "remove one of them, or give it another port");
     }
     if let Some(rival) = seen.iter().find(|old| old.value.id == id) {
-        let place = report.shown(&rival.span, &span);
+        let place = section.report.shown(&rival.span, &span);
         let what = format!("the listener {new} has id {id}, like the one of {place}");
-        report.add(&span, what, "give each listener an `id` of its own");
+        section.add(&span, what, "give each listener an `id` of its own");
     }
     if address.value.ip.is_multicast() {
-        report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
+        section.add(
+            &address.span,
+            format!("{new} is a multicast address"),
+            format!("write {form}"),
+        );
     }
     let value = ListenerConfig { id, address: new, ana, keep_alive_min_ms };
     seen.push(At { value, span });
 }
 
 /// The address of a listener: a link-local one with its interface.
-fn zoned(at: &At<String>, form: &str, report: &mut Diagnostics<'_>) -> Option<At<ZonedIp>> {
+fn zoned(at: &At<String>, form: &str, report: &Diagnostics<'_>) -> Option<At<ZonedIp>> {
     let (what, form) = match at.value.parse::<ZonedIp>() {
         Ok(ZonedIp { ip, scope_id: 0 }) if is_link_local(ip) => {
             let what = format!("`address` is {ip}, which is on each link");
@@ -81,8 +81,8 @@ pub fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && (covers(a.ip(), b.ip()) || covers(b.ip(), a.ip()))
 }
 
-fn states(at: &At<AnaText>, report: &mut Diagnostics<'_>) -> AnaStates {
-    let mut known = |name: &str| {
+fn states(at: &At<AnaText>, report: &Diagnostics<'_>) -> AnaStates {
+    let known = |name: &str| {
         let alike = |state: &&AnaState| state.name() == Some(&name.replace('_', "-"));
         let state = ANA_STATES.iter().find(alike).copied();
         if state.is_none() {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::key_tree;
-use super::table_reader::{At, Diagnostics, TableReader};
+use super::table_reader::{At, TableReader};
 
 /// Default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
@@ -80,45 +80,38 @@ impl fmt::Display for ManagementConfig {
     }
 }
 
-pub(super) fn management(
-    root: &mut TableReader<'_>,
-    report: &mut Diagnostics<'_>,
-) -> ManagementConfig {
-    let mut section = root.table("management", "[management]", report);
+pub(super) fn management(root: &mut TableReader<'_>) -> ManagementConfig {
+    let mut section = root.table("management", "[management]");
     let mut config = ManagementConfig::default();
-    if let Some(enabled) = section.take("enabled", "true or false", report) {
-        config.enabled = enabled.value;
-    }
+    config.enabled = section.flag("enabled", config.enabled);
     let form = format!("an absolute path of at most {MAX_PATH_BYTES} bytes");
-    if let Some(At { value, span }) = section.take::<PathBuf>("socket", &form, report) {
+    if let Some(At { value, span }) = section.take::<PathBuf>("socket", &form) {
         let bytes = value.as_os_str().as_encoded_bytes();
         let fits = bytes.len() <= MAX_PATH_BYTES && !bytes.contains(&0);
         if !fits || !value.is_absolute() || value.file_name().is_none() {
-            report.add(&span, format!("`socket` is {value:?}"), format!("write {form}"));
+            section.add(&span, format!("`socket` is {value:?}"), format!("write {form}"));
         }
         config.socket = Some(value);
     }
     let form = "permissions in quotes, such as \"0660\"";
-    if let Some(At { value, span }) = section.take::<String>("mode", form, report) {
+    if let Some(At { value, span }) = section.take::<String>("mode", form) {
         let digits = value.bytes().all(|byte| byte.is_ascii_digit());
         match u32::from_str_radix(&value, 8) {
             Ok(mode) if digits && mode <= 0o777 => config.mode = mode,
-            _ => report.add(&span, format!("`mode` is {value:?}"), format!("write {form}")),
+            _ => section.add(&span, format!("`mode` is {value:?}"), format!("write {form}")),
         }
     }
-    config.group = section.take("group", "the name of a group", report).map(|at| at.value);
+    config.group = section.take("group", "the name of a group").map(|at| at.value);
     let form = "an address of this machine for itself, such as \"127.0.0.1:4480\"";
-    if let Some(At { value, span }) = section.take::<SocketAddr>("http", form, report) {
+    if let Some(At { value, span }) = section.take::<SocketAddr>("http", form) {
         if !value.ip().to_canonical().is_loopback() || value.port() == 0 {
             let what = format!("`http` is {value}, and this interface is for this machine only");
-            report.add(&span, what, format!("write {form}"));
+            section.add(&span, what, format!("write {form}"));
         }
         config.http = Some(value);
     }
-    if let Some(console) = section.take("console", "true or false", report) {
-        config.console = console.value;
-    }
-    section.end(report);
+    config.console = section.flag("console", config.console);
+    section.end();
     config
 }
 

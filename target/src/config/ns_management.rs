@@ -13,7 +13,7 @@ use crate::core::subsystem::ns_management::Grant;
 use super::key_tree;
 use super::schema::{bounded, name};
 use super::size::{SIZE_FORM, Size};
-use super::table_reader::{At, Diagnostics, TableReader};
+use super::table_reader::{At, TableReader};
 
 /// Permission and quota for host-created namespaces.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -79,27 +79,26 @@ enum Who {
 pub(super) fn managed(
     subsystem: &mut TableReader<'_>,
     seen: &mut Vec<At<PathBuf>>,
-    report: &mut Diagnostics<'_>,
 ) -> Option<ManagedConfig> {
     if !subsystem.has("managed") {
         return None;
     }
-    let mut section = subsystem.table("managed", "[subsystem.managed]", report);
+    let mut section = subsystem.table("managed", "[subsystem.managed]");
     let form = "the absolute path of a directory";
-    let directory = section.need::<PathBuf>("directory", form, report);
+    let directory = section.need::<PathBuf>("directory", form);
     if let Some(At { value, span }) = &directory {
         if !value.is_absolute() {
             let what = format!("`directory` is {value:?}, which depends on a directory");
-            report.add(span, what, format!("write {form}"));
+            section.add(span, what, format!("write {form}"));
         }
         let words = ("this directory", "give each subsystem its own");
         let plain = value.components().collect();
-        super::schema::once(seen, plain, span, words, report);
+        super::schema::once(seen, plain, span, words, section.report);
     }
-    let quota = section.need::<Size>("quota", SIZE_FORM, report);
-    let namespaces = bounded(&mut section, "namespaces", 1..MAX_NSID, MAX_NSID, report);
-    let (any_host, hosts) = who(&mut section, report);
-    section.end(report);
+    let quota = section.need::<Size>("quota", SIZE_FORM);
+    let namespaces = bounded(&mut section, "namespaces", 1..MAX_NSID, MAX_NSID);
+    let (any_host, hosts) = who(&mut section);
+    section.end();
     Some(ManagedConfig {
         directory: directory?.value,
         quota_bytes: quota?.value.0,
@@ -109,17 +108,17 @@ pub(super) fn managed(
     })
 }
 
-fn who(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> (bool, BTreeSet<Nqn>) {
+fn who(section: &mut TableReader<'_>) -> (bool, BTreeSet<Nqn>) {
     let form = "a list of host NQNs, or \"any\" for every host that may connect";
-    match section.take::<Who>("hosts", form, report) {
+    match section.take::<Who>("hosts", form) {
         None => (false, BTreeSet::new()),
         Some(At { value: Who::Word(word), .. }) if word == "any" => (true, BTreeSet::new()),
         Some(At { value: Who::Word(word), span }) => {
-            report.add(&span, format!("`hosts` is {word:?}"), format!("write {form}"));
+            section.add(&span, format!("`hosts` is {word:?}"), format!("write {form}"));
             (false, BTreeSet::new())
         }
         Some(At { value: Who::List(list), span }) => {
-            let host = |value| Some(name(At { value, span: span.clone() }, report)?.value);
+            let host = |value| Some(name(At { value, span: span.clone() }, section.report)?.value);
             (false, list.into_iter().filter_map(host).collect())
         }
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::key_tree;
 use super::schema::{NQN_FORM, name};
 use super::size::{SIZE_FORM, Size};
-use super::table_reader::{At, Diagnostics, TableReader};
+use super::table_reader::{At, TableReader};
 use crate::core::subsystem::rate_limit::Limit;
 
 /// The longest burst.
@@ -29,28 +29,28 @@ pub struct LimitConfig {
     pub hosts: Vec<Nqn>,
 }
 
-pub(super) fn limits(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Vec<LimitConfig> {
+pub(super) fn limits(root: &mut TableReader<'_>) -> Vec<LimitConfig> {
     let mut limits: Vec<LimitConfig> = Vec::new();
     let mut seen: Vec<At<String>> = Vec::new();
-    for mut section in root.tables("qos", "[[qos]]", report) {
+    for mut section in root.tables("qos", "[[qos]]") {
         let form = "a name such as \"gold\"";
-        let called = section.need::<String>("name", form, report);
-        let limit = limit(&mut section, report);
+        let called = section.need::<String>("name", form);
+        let limit = limit(&mut section);
         if limit.is_none() {
-            report.add(section.span(), "[[qos]] limits nothing", "add `iops` or `bandwidth`");
+            section.add(section.span(), "[[qos]] limits nothing", "add `iops` or `bandwidth`");
         }
         let mut hosts = Vec::new();
         let form = format!("a list of host names, each {NQN_FORM}");
-        if let Some(At { value, span }) = section.take::<Vec<String>>("hosts", &form, report) {
+        if let Some(At { value, span }) = section.take::<Vec<String>>("hosts", &form) {
             let written = value.into_iter().map(|value| At { value, span: span.clone() });
-            hosts.extend(written.filter_map(|at| name(at, report)).map(|at| at.value));
+            hosts.extend(written.filter_map(|at| name(at, section.report)).map(|at| at.value));
         }
-        section.end(report);
+        section.end();
         let Some(At { value: name, span }) = called else { continue };
         if let Some(first) = seen.iter().find(|other| other.value == name) {
-            let first = report.shown(&first.span, &span);
+            let first = section.report.shown(&first.span, &span);
             let what = format!("there is another [[qos]] with the name {name:?}, in {first}");
-            report.add(&span, what, "give each its own `name`");
+            section.add(&span, what, "give each its own `name`");
         }
         seen.push(At { value: name.clone(), span });
         limits.push(LimitConfig { name, limit, hosts });
@@ -62,44 +62,43 @@ pub(super) fn limits(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -
 pub(super) fn of_namespace(
     section: &mut TableReader<'_>,
     names: &[String],
-    report: &mut Diagnostics<'_>,
 ) -> (Limit, Option<String>) {
     if !section.has("limit") {
         return (Limit::default(), None);
     }
-    let mut section = section.table("limit", "[subsystem.namespace.limit]", report);
-    let own = limit(&mut section, report);
+    let mut section = section.table("limit", "[subsystem.namespace.limit]");
+    let own = limit(&mut section);
     let form = "the `name` of a [[qos]]";
-    let shared = section.take::<String>("shared", form, report);
+    let shared = section.take::<String>("shared", form);
     if let Some(At { value, span }) = shared.as_ref().filter(|at| !names.contains(&at.value)) {
-        report.add(span, format!("there is no [[qos]] with the name {value:?}"), form);
+        section.add(span, format!("there is no [[qos]] with the name {value:?}"), form);
     }
     if own.is_none() && shared.is_none() {
         let what = "[subsystem.namespace.limit] limits nothing";
-        report.add(section.span(), what, "add `iops`, `bandwidth` or `shared`");
+        section.add(section.span(), what, "add `iops`, `bandwidth` or `shared`");
     }
-    section.end(report);
+    section.end();
     (own, shared.map(|at| at.value))
 }
 
-fn limit(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Limit {
+fn limit(section: &mut TableReader<'_>) -> Limit {
     let mut limit = Limit::default();
     let form = "a number of commands a second, at least 1";
-    match section.take::<u32>("iops", form, report) {
-        Some(At { value: 0, span }) => report.add(&span, "`iops` is 0", format!("write {form}")),
+    match section.take::<u32>("iops", form) {
+        Some(At { value: 0, span }) => section.add(&span, "`iops` is 0", format!("write {form}")),
         found => limit.iops = found.map(|at| at.value),
     }
-    match section.take::<Size>("bandwidth", SIZE_FORM, report) {
+    match section.take::<Size>("bandwidth", SIZE_FORM) {
         Some(At { value: Size(0), span }) => {
-            report.add(&span, "`bandwidth` is 0", "write bytes a second, such as \"200MiB\"");
+            section.add(&span, "`bandwidth` is 0", "write bytes a second, such as \"200MiB\"");
         }
         found => limit.bandwidth = found.map(|at| at.value.0),
     }
     let form = format!("milliseconds from 0 to {MOST_BURST_MS}");
-    match section.take::<u32>("burst_ms", &form, report) {
+    match section.take::<u32>("burst_ms", &form) {
         Some(At { value, .. }) if value <= MOST_BURST_MS => limit.burst_ms = value,
         Some(At { value, span }) => {
-            report.add(&span, format!("`burst_ms` is {value}"), format!("write {form}"));
+            section.add(&span, format!("`burst_ms` is {value}"), format!("write {form}"));
         }
         None => {}
     }

@@ -59,50 +59,50 @@ pub(super) fn read_edited(
 
 fn read_with<'t>(
     sources: &'t ConfigFiles,
-    mut report: Diagnostics<'t>,
+    report: Diagnostics<'t>,
 ) -> Result<Config, ConfigErrors> {
-    let table = merged(sources, &mut report);
+    let table = merged(sources, &report);
     if !report.is_empty() {
         // The meaning of an invalid text is unknown: do not report errors that result from it.
         return Err(report.finish());
     }
     let span = table.span();
-    let config = root(TableReader::new(table.into_inner(), span, "the file"), &mut report);
+    let config = root(TableReader::new(table.into_inner(), span, "the file", &report));
     if report.is_empty() { Ok(config) } else { Err(report.finish()) }
 }
 
-pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Config {
-    let include = include(&mut section, report);
-    let provider = one_of("provider", &Provider::ALL, &mut section, report);
-    let reactor = reactor(section.table("reactor", "[reactor]", report), report);
-    let limits = limits(section.table("limits", "[limits]", report), report);
-    let memory = memory(section.table("memory", "[memory]", report), &limits, report);
+pub(super) fn root(mut section: TableReader<'_>) -> Config {
+    let include = include(&mut section);
+    let provider = one_of("provider", &Provider::ALL, &mut section);
+    let reactor = reactor(section.table("reactor", "[reactor]"));
+    let limits = limits(section.table("limits", "[limits]"));
+    let memory = memory(section.table("memory", "[memory]"), &limits);
 
     let mut listeners: Vec<At<ListenerConfig>> = Vec::new();
-    for table in section.tables("listener", "[[listener]]", report) {
-        listener(table, &mut listeners, report);
+    for table in section.tables("listener", "[[listener]]") {
+        listener(table, &mut listeners);
     }
 
-    let quotas = super::qos::limits(&mut section, report);
+    let quotas = super::qos::limits(&mut section);
     let mut seen = UsedNames::default();
-    let tables = section.tables("subsystem", "[[subsystem]]", report);
+    let tables = section.tables("subsystem", "[[subsystem]]");
     let names = quotas.iter().map(|quota| quota.name.clone()).collect();
-    let ceph = ceph(&mut section, report);
-    let group = group(&mut section, report);
+    let ceph = ceph(&mut section);
+    let group = group(&mut section);
     let scene = Scene { limits, listeners, names, ceph };
     let subsystems =
-        tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
-    let state_directory = state_directory(&mut section, report);
-    let discovery = discovery(&mut section, &seen.nqns, report);
+        tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen)).collect();
+    let state_directory = state_directory(&mut section);
+    let discovery = discovery(&mut section, &seen.nqns);
 
-    let capture = capture(&mut section, report);
-    let authentication = authentication(&mut section, report);
-    let management = management(&mut section, report);
-    let missing = one_of("missing", &Missing::ALL, &mut section, report);
-    let observe = observe(&mut section, report);
-    let soft = soft(&mut section, report);
-    let stop = stop(&mut section, report);
-    section.end(report);
+    let capture = capture(&mut section);
+    let authentication = authentication(&mut section);
+    let management = management(&mut section);
+    let missing = one_of("missing", &Missing::ALL, &mut section);
+    let observe = observe(&mut section);
+    let soft = soft(&mut section);
+    let stop = stop(&mut section);
+    section.end();
     let Scene { limits, listeners, ceph, .. } = scene;
     let listeners = listeners.into_iter().map(|listener| listener.value).collect();
     let mut config = Config {
@@ -128,7 +128,7 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     };
     config.set_client_addresses();
     if let Some(group) = group {
-        config.check_group(&group, report);
+        config.check_group(&group, section.report);
         config.group = Some(group.value);
         config.set_group();
     }
@@ -136,23 +136,23 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
 }
 
 /// Checks `include`; the files were selected before (`config/files.rs`).
-fn include(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
+fn include(section: &mut TableReader<'_>) -> Option<PathBuf> {
     let form = "the path of a directory, such as \"conf.d\", which is beside this file";
-    let At { value, span } = section.take::<PathBuf>("include", form, report)?;
+    let At { value, span } = section.take::<PathBuf>("include", form)?;
     if value.as_os_str().is_empty() {
-        report.add(&span, "`include` names no directory", format!("write {form}"));
+        section.add(&span, "`include` names no directory", format!("write {form}"));
     }
     Some(value)
 }
 
-fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> ReactorConfig {
+fn reactor(mut section: TableReader<'_>) -> ReactorConfig {
     let mut reactor = ReactorConfig::default();
     let form = "a number from 1 to 256, or \"auto\"";
-    if let Some(threads) = section.take::<Auto>("threads", form, report) {
+    if let Some(threads) = section.take::<Auto>("threads", form) {
         match threads.value {
             Auto::Auto => reactor.threads = Threads::Auto,
             Auto::Number(count @ 1..=256) => reactor.threads = Threads::Count(count as u16),
-            Auto::Number(count) => report.add(
+            Auto::Number(count) => section.add(
                 &threads.span,
                 format!("{count} reactors are not possible"),
                 format!("write {form}"),
@@ -160,40 +160,40 @@ fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Reacto
         }
     }
     let form = "a list of CPU numbers, such as [2, 3]";
-    if let Some(cpus) = section.take::<Vec<u32>>("cpus", form, report) {
+    if let Some(cpus) = section.take::<Vec<u32>>("cpus", form) {
         let distinct: BTreeSet<u32> = cpus.value.iter().copied().collect();
         if distinct.len() < cpus.value.len() {
-            report.add(&cpus.span, "a CPU is listed twice", "list every CPU once");
+            section.add(&cpus.span, "a CPU is listed twice", "list every CPU once");
         }
         if let Threads::Count(count) = reactor.threads
             && cpus.value.len() < usize::from(count)
         {
             let cpus_listed = plural::count(cpus.value.len(), "CPU");
             let what = format!("{cpus_listed} for {}", plural::count(count, "reactor"));
-            report.add(&cpus.span, what, "list at least one CPU a reactor, or leave `cpus` out");
+            section.add(&cpus.span, what, "list at least one CPU a reactor, or leave `cpus` out");
         }
         if cpus.value.iter().any(|cpu| *cpu >= 1024) {
-            report.add(&cpus.span, "a CPU number is 1024 or more", format!("write {form}"));
+            section.add(&cpus.span, "a CPU number is 1024 or more", format!("write {form}"));
         }
         if cpus.value.is_empty() {
-            report.add(&cpus.span, "the list of CPUs is empty", "leave `cpus` out to pin nothing");
+            section.add(&cpus.span, "the list of CPUs is empty", "leave `cpus` out to pin nothing");
         }
         reactor.cpus = cpus.value;
     }
     let form = "microseconds from 0 to 1000000, or \"auto\"";
-    if let Some(spin) = section.take::<Auto>("spin_us", form, report) {
+    if let Some(spin) = section.take::<Auto>("spin_us", form) {
         match spin.value {
             Auto::Auto => reactor.spin = Spin::Auto,
             Auto::Number(micros @ 0..=1_000_000) => reactor.spin = Spin::Micros(micros),
-            Auto::Number(micros) => report.add(
+            Auto::Number(micros) => section.add(
                 &spin.span,
                 format!("spinning for {micros} us is more than a second"),
                 format!("write {form}"),
             ),
         }
     }
-    reactor.io_engine = one_of("io_engine", &IoEngine::ALL, &mut section, report);
-    section.end(report);
+    reactor.io_engine = one_of("io_engine", &IoEngine::ALL, &mut section);
+    section.end();
     reactor
 }
 
@@ -203,66 +203,56 @@ pub(super) fn bounded(
     key: &'static str,
     bounds: Range<u32>,
     default: u32,
-    report: &mut Diagnostics<'_>,
 ) -> u32 {
     let form = format!("a number from {} to {}", bounds.start, bounds.end);
-    match section.take::<u32>(key, &form, report) {
+    match section.take::<u32>(key, &form) {
         Some(At { value, .. }) if (bounds.start..=bounds.end).contains(&value) => value,
         Some(At { value, span }) => {
-            report.add(&span, format!("`{key}` is {value}"), format!("write {form}"));
+            section.add(&span, format!("`{key}` is {value}"), format!("write {form}"));
             default
         }
         None => default,
     }
 }
 
-fn limits(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Limits {
+fn limits(mut section: TableReader<'_>) -> Limits {
     let defaults = Limits::default();
-    let mut small = |key, bounds, default: u16, report: &mut Diagnostics<'_>| {
-        bounded(&mut section, key, bounds, default.into(), report) as u16
-    };
-    let queue_depth = small("queue_depth", 2..1024, defaults.queue_depth, report);
-    let io_queues = small("io_queues", 1..256, defaults.io_queues, report);
-    let controllers = small("controllers", 1..4096, defaults.controllers, report);
+    let mut small =
+        |key, bounds, default: u16| bounded(&mut section, key, bounds, default.into()) as u16;
+    let queue_depth = small("queue_depth", 2..1024, defaults.queue_depth);
+    let io_queues = small("io_queues", 1..256, defaults.io_queues);
+    let controllers = small("controllers", 1..4096, defaults.controllers);
 
     let mut in_capsule_bytes = defaults.in_capsule_bytes;
     let form = "0 or a multiple of \"4KiB\", at most \"64KiB\"";
-    if let Some(At { value: Size(bytes), span }) = section.take("in_capsule", form, report) {
+    if let Some(At { value: Size(bytes), span }) = section.take("in_capsule", form) {
         match u32::try_from(bytes) {
             Ok(bytes @ 0..=65536) if bytes.is_multiple_of(4096) => in_capsule_bytes = bytes,
-            _ => report.add(&span, format!("`in_capsule` is {bytes}"), format!("write {form}")),
+            _ => section.add(&span, format!("`in_capsule` is {bytes}"), format!("write {form}")),
         }
     }
-    let mdts_bytes = mdts(&mut section, MOST_MDTS_BYTES, report).unwrap_or(defaults.mdts_bytes);
-    section.end(report);
+    let mdts_bytes = mdts(&mut section, MOST_MDTS_BYTES).unwrap_or(defaults.mdts_bytes);
+    section.end();
     Limits { queue_depth, io_queues, in_capsule_bytes, mdts_bytes, controllers }
 }
 
 /// The key `mdts` in bytes, if present.
-pub(super) fn mdts(
-    section: &mut TableReader<'_>,
-    most_bytes: u32,
-    report: &mut Diagnostics<'_>,
-) -> Option<u32> {
+pub(super) fn mdts(section: &mut TableReader<'_>, most_bytes: u32) -> Option<u32> {
     // 4 KiB would be MDTS 0 on the wire, which means "no limit".
     let form = format!("a power of two from \"8KiB\" to \"{}\"", Size(most_bytes.into()));
-    let At { value: Size(bytes), span } = section.take("mdts", &form, report)?;
+    let At { value: Size(bytes), span } = section.take("mdts", &form)?;
     let good = |bytes: &u32| (8192..=most_bytes).contains(bytes) && bytes.is_power_of_two();
     let found = u32::try_from(bytes).ok().filter(good);
     if found.is_none() {
-        report.add(&span, format!("`mdts` is {bytes}"), format!("write {form}"));
+        section.add(&span, format!("`mdts` is {bytes}"), format!("write {form}"));
     }
     found
 }
 
-fn memory(
-    mut section: TableReader<'_>,
-    limits: &Limits,
-    report: &mut Diagnostics<'_>,
-) -> MemoryConfig {
+fn memory(mut section: TableReader<'_>, limits: &Limits) -> MemoryConfig {
     let mut memory = MemoryConfig::default();
     let floor = 2 * u64::from(limits.mdts_bytes) + DATA_FOR_ADMIN_BYTES;
-    let at = match section.take("data", SIZE_FORM, report) {
+    let at = match section.take("data", SIZE_FORM) {
         Some(At { value: Size(bytes), span }) => {
             memory.data_bytes = bytes;
             span
@@ -272,10 +262,10 @@ fn memory(
     if memory.data_bytes < floor || memory.data_bytes > 1 << 40 {
         let what = format!("`data` is {}", Size(memory.data_bytes));
         let remedy = format!("write at least {}, which is twice `mdts` and a reserve", Size(floor));
-        report.add(&at, what, remedy + "; at most 1TiB");
+        section.add(&at, what, remedy + "; at most 1TiB");
     }
     let form = "a number of receive buffers, at most 1048576";
-    let at = match section.take::<u32>("receives", form, report) {
+    let at = match section.take::<u32>("receives", form) {
         Some(At { value, span }) => {
             memory.receives = value;
             span
@@ -288,35 +278,35 @@ fn memory(
         let remedy = format!(
             "write at least {floor} (`queue_depth` and {SPARE_RECEIVES} to spare), at most 1048576"
         );
-        report.add(&at, what, remedy);
+        section.add(&at, what, remedy);
     }
-    section.end(report);
+    section.end();
     memory
 }
 
-fn capture(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<CaptureConfig> {
+fn capture(root: &mut TableReader<'_>) -> Option<CaptureConfig> {
     if !root.has("capture") {
         return None;
     }
-    let mut section = root.table("capture", "[capture]", report);
+    let mut section = root.table("capture", "[capture]");
     let form = "an absolute path, such as \"/var/lib/nvmfd/packets.pcapng\"";
-    let path = section.need::<PathBuf>("path", form, report);
-    let payload = section.take("payload", "true or false", report).is_some_and(|at| at.value);
-    let limit = section.take::<Size>("limit", SIZE_FORM, report);
-    section.end(report);
+    let path = section.need::<PathBuf>("path", form);
+    let payload = section.flag("payload", false);
+    let limit = section.take::<Size>("limit", SIZE_FORM);
+    section.end();
     let path = path?;
     if !path.value.is_absolute() {
-        report.add(&path.span, "the path is not absolute", format!("write {form}"));
+        section.add(&path.span, "the path is not absolute", format!("write {form}"));
     }
     let limit_bytes = limit.map_or(CAPTURE_LIMIT_BYTES, |at| at.value.0);
     Some(CaptureConfig { path: path.value, payload, limit_bytes })
 }
 
-fn state_directory(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
+fn state_directory(root: &mut TableReader<'_>) -> Option<PathBuf> {
     let form = "the absolute path of a directory, such as \"/var/lib/nvmfd\"";
-    let path = root.take::<PathBuf>("state_directory", form, report)?;
+    let path = root.take::<PathBuf>("state_directory", form)?;
     if !path.value.is_absolute() {
-        report.add(&path.span, "the path is not absolute", format!("write {form}"));
+        root.add(&path.span, "the path is not absolute", format!("write {form}"));
     }
     Some(path.value)
 }
@@ -346,7 +336,7 @@ pub(super) fn once<T: PartialEq>(
     value: T,
     span: &Range<usize>,
     (what, remedy): (&str, &str),
-    report: &mut Diagnostics<'_>,
+    report: &Diagnostics<'_>,
 ) {
     if let Some(first) = seen.iter().find(|old| old.value == value) {
         let first = report.shown(&first.span, span);
@@ -360,47 +350,46 @@ fn subsystem(
     mut section: TableReader<'_>,
     scene: &Scene,
     seen: &mut UsedNames,
-    report: &mut Diagnostics<'_>,
 ) -> Option<SubsystemConfig> {
-    let nqn = section.need::<String>("nqn", NQN_FORM, report);
-    let nqn = nqn.and_then(|at| name(at, report));
+    let nqn = section.need::<String>("nqn", NQN_FORM);
+    let nqn = nqn.and_then(|at| name(at, section.report));
     if let Some(nqn) = &nqn {
         if nqn.value.is_discovery() {
             let what = "this is the name of the discovery service, which every listener has";
-            report.add(&nqn.span, what, format!("write {NQN_FORM}"));
+            section.add(&nqn.span, what, format!("write {NQN_FORM}"));
         }
         let words = ("this NQN", "give each [[subsystem]] its own `nqn`");
-        once(&mut seen.nqns, nqn.value, &nqn.span, words, report);
+        once(&mut seen.nqns, nqn.value, &nqn.span, words, section.report);
     }
 
-    let allow_any_host = flag(&mut section, "allow_any_host", report);
-    let hosts = hosts(&mut section, report).unwrap_or_default();
-    let mut offer = offer(&mut section, &scene.listeners, &scene.limits, report);
+    let allow_any_host = section.flag("allow_any_host", false);
+    let hosts = hosts(&mut section).unwrap_or_default();
+    let mut offer = offer(&mut section, &scene.listeners, &scene.limits);
 
-    let serial = printable(&mut section, "serial", 20, report);
+    let serial = printable(&mut section, "serial", 20);
     if let Some(serial) = &serial {
         let words = ("this serial number", "give each subsystem its own, or leave `serial` out");
-        once(&mut seen.serials, serial.value.clone(), &serial.span, words, report);
+        once(&mut seen.serials, serial.value.clone(), &serial.span, words, section.report);
     }
-    let model = printable(&mut section, "model", 40, report);
+    let model = printable(&mut section, "model", 40);
 
     let mut nsids = Vec::new();
     let mut namespaces = Vec::new();
-    for mut table in section.tables("namespace", "[[subsystem.namespace]]", report) {
+    for mut table in section.tables("namespace", "[[subsystem.namespace]]") {
         let nqn = nqn.as_ref().map(|nqn| nqn.value);
-        let (span, seen_by) = (table.span().clone(), self::hosts(&mut table, report));
-        let Some(new) = namespace(table, nqn.as_ref(), &mut nsids, (scene, seen), report) else {
+        let (span, seen_by) = (table.span().clone(), self::hosts(&mut table));
+        let Some(new) = namespace(table, nqn.as_ref(), &mut nsids, (scene, seen)) else {
             continue;
         };
         if new.nsid > offer.max_nsid {
             let what = format!("namespace {} is beyond `max_nsid`", new.nsid);
-            report.add(&span, what, format!("write an nsid up to {}", offer.max_nsid));
+            section.add(&span, what, format!("write an nsid up to {}", offer.max_nsid));
         }
         offer.masks.extend(seen_by.map(|hosts| (new.nsid, hosts)));
         namespaces.push(new);
     }
-    let managed = managed(&mut section, &mut seen.directories, report);
-    section.end(report);
+    let managed = managed(&mut section, &mut seen.directories);
+    section.end();
 
     let nqn = nqn?.value;
     Some(SubsystemConfig {
@@ -415,7 +404,7 @@ fn subsystem(
     })
 }
 
-pub(super) fn name(at: At<String>, report: &mut Diagnostics<'_>) -> Option<At<Nqn>> {
+pub(super) fn name(at: At<String>, report: &Diagnostics<'_>) -> Option<At<Nqn>> {
     match at.value.parse() {
         Ok(Nqn::UNNAMED) => {
             let what = "the NQN of the nil UUID is that of hosts without a name";
@@ -435,10 +424,9 @@ fn printable(
     section: &mut TableReader<'_>,
     key: &'static str,
     longest: usize,
-    report: &mut Diagnostics<'_>,
 ) -> Option<At<String>> {
     let form = format!("1 to {longest} printable ASCII characters, no space at either end");
-    let at = section.take::<String>(key, &form, report)?;
+    let at = section.take::<String>(key, &form)?;
     let good = |text: &str| {
         (1..=longest).contains(&text.len())
             && text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic())
@@ -447,7 +435,7 @@ fn printable(
     if good(&at.value) {
         return Some(at);
     }
-    report.add(&at.span, format!("`{key}` does not fit its field"), format!("write {form}"));
+    section.add(&at.span, format!("`{key}` does not fit its field"), format!("write {form}"));
     None
 }
 
@@ -456,20 +444,19 @@ fn namespace(
     nqn: Option<&Nqn>,
     nsids: &mut Vec<At<u32>>,
     (scene, seen): (&Scene, &mut UsedNames),
-    report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceConfig> {
-    let nsid = nsid(&mut section, nsids, report);
-    let block_size_bytes = block_size(&mut section, report);
-    let size = size(&mut section, block_size_bytes, report);
-    let kind = kind(&mut section, size, (scene, seen), report);
-    let read_only = flag(&mut section, "read_only", report);
-    let identity = identity(&mut section, &mut seen.ids, report);
-    let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
-    let allow_format = flag(&mut section, "allow_format", report);
-    let write_uncorrectable = flag(&mut section, "write_uncorrectable", report);
+    let nsid = nsid(&mut section, nsids);
+    let block_size_bytes = block_size(&mut section);
+    let size = size(&mut section, block_size_bytes);
+    let kind = kind(&mut section, size, (scene, seen));
+    let read_only = section.flag("read_only", false);
+    let identity = identity(&mut section, &mut seen.ids);
+    let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1);
+    let allow_format = section.flag("allow_format", false);
+    let write_uncorrectable = section.flag("write_uncorrectable", false);
     if matches!(kind, Some(NamespaceKind::Rbd { .. })) && (allow_format || write_uncorrectable) {
         let what = "an RBD image has neither `allow_format` nor `write_uncorrectable`";
-        report.add(section.span(), what, "remove it");
+        section.add(section.span(), what, "remove it");
     }
     let not_shared = if write_uncorrectable {
         Some("`write_uncorrectable`")
@@ -479,10 +466,10 @@ fn namespace(
         let is_file = |kind: &NamespaceKind| matches!(kind, NamespaceKind::File { .. });
         kind.as_ref().is_some_and(|kind| !is_file(kind)).then_some("its kind")
     };
-    let shared = shared(&mut section, not_shared, report);
-    let (limit, shared_limit) = super::qos::of_namespace(&mut section, &scene.names, report);
-    let fault = one_of("fault", &InjectedFault::ALL, &mut section, report);
-    section.end(report);
+    let shared = shared(&mut section, not_shared);
+    let (limit, shared_limit) = super::qos::of_namespace(&mut section, &scene.names);
+    let fault = one_of("fault", &InjectedFault::ALL, &mut section);
+    section.end();
 
     let (nsid, kind) = (nsid?, kind?);
     let uuid = identity.uuid.unwrap_or_else(|| derived_uuid(nqn, nsid, &kind));
@@ -505,27 +492,23 @@ fn namespace(
 }
 
 /// The nsid, unique in its subsystem.
-fn nsid(
-    section: &mut TableReader<'_>,
-    nsids: &mut Vec<At<u32>>,
-    report: &mut Diagnostics<'_>,
-) -> Option<u32> {
+fn nsid(section: &mut TableReader<'_>, nsids: &mut Vec<At<u32>>) -> Option<u32> {
     let form = format!("a number from 1 to {MAX_NSID}");
-    let At { value, span } = section.need::<u32>("nsid", &form, report)?;
+    let At { value, span } = section.need::<u32>("nsid", &form)?;
     if !(1..=MAX_NSID).contains(&value) {
-        report.add(&span, format!("{value} cannot be an nsid"), format!("write {form}"));
+        section.add(&span, format!("{value} cannot be an nsid"), format!("write {form}"));
         return None;
     }
     let words = ("this nsid", "give each namespace of a subsystem its own `nsid`");
-    once(nsids, value, &span, words, report);
+    once(nsids, value, &span, words, section.report);
     Some(value)
 }
 
 /// The block size; `None` after an error.
-fn block_size(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<u32> {
-    match section.take::<u32>("block_size", "512 or 4096", report) {
+fn block_size(section: &mut TableReader<'_>) -> Option<u32> {
+    match section.take::<u32>("block_size", "512 or 4096") {
         Some(At { value, span }) if value != 512 && value != 4096 => {
-            report.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
+            section.add(&span, format!("blocks of {value} bytes"), "write 512 or 4096");
             None
         }
         block => Some(block.map_or(4096, |block| block.value)),
@@ -533,12 +516,8 @@ fn block_size(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Op
 }
 
 /// The size, a whole number of blocks.
-fn size(
-    section: &mut TableReader<'_>,
-    block_size_bytes: Option<u32>,
-    report: &mut Diagnostics<'_>,
-) -> Option<At<Size>> {
-    let size = section.take::<Size>("size", SIZE_FORM, report)?;
+fn size(section: &mut TableReader<'_>, block_size_bytes: Option<u32>) -> Option<At<Size>> {
+    let size = section.take::<Size>("size", SIZE_FORM)?;
     let Size(bytes) = size.value;
     if let Some(block) = block_size_bytes
         && (bytes == 0 || !bytes.is_multiple_of(block.into()))
@@ -546,25 +525,17 @@ fn size(
         let what = format!("{} is not a size of whole blocks", size.value);
         let least = bytes.checked_next_multiple_of(block.into()).unwrap_or(bytes);
         let remedy = format!("write a multiple of {block}, such as {}", least.max(block.into()));
-        report.add(&size.span, what, remedy);
+        section.add(&size.span, what, remedy);
     }
     Some(size)
 }
 
-fn flag(section: &mut TableReader<'_>, key: &'static str, report: &mut Diagnostics<'_>) -> bool {
-    section.take(key, "true or false", report).is_some_and(|flag| flag.value)
-}
-
 /// Whether several daemons serve the namespace; reports an error if the setting `not_shared` excludes that.
-fn shared(
-    section: &mut TableReader<'_>,
-    not_shared: Option<&str>,
-    report: &mut Diagnostics<'_>,
-) -> bool {
-    let at = section.take::<bool>("shared", "true or false", report).filter(|at| at.value);
+fn shared(section: &mut TableReader<'_>, not_shared: Option<&str>) -> bool {
+    let at = section.take::<bool>("shared", "true or false").filter(|at| at.value);
     if let (Some(At { span, .. }), Some(other)) = (&at, not_shared) {
         let what = format!("no other daemon would know of {other}");
-        report.add(span, what, "remove one of the two");
+        section.add(span, what, "remove one of the two");
     }
     at.is_some()
 }
@@ -574,16 +545,15 @@ pub(super) fn one_of<T: Copy + Default + Display>(
     key: &'static str,
     all: &[T],
     section: &mut TableReader<'_>,
-    report: &mut Diagnostics<'_>,
 ) -> T {
     let form: Vec<String> = all.iter().map(|one| format!("\"{one}\"")).collect();
     let form = form.join(", ");
-    let Some(At { value, span }) = section.take::<String>(key, &form, report) else {
+    let Some(At { value, span }) = section.take::<String>(key, &form) else {
         return T::default();
     };
     let one = all.iter().find(|one| one.to_string() == value);
     if one.is_none() {
-        report.add(&span, format!("`{key}` is {value:?}"), format!("write one of {form}"));
+        section.add(&span, format!("`{key}` is {value:?}"), format!("write one of {form}"));
     }
     one.copied().unwrap_or_default()
 }
@@ -592,58 +562,57 @@ fn kind(
     section: &mut TableReader<'_>,
     size: Option<At<Size>>,
     (scene, seen): (&Scene, &mut UsedNames),
-    report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceKind> {
     let form = "\"file\" (also for block devices), \"rbd\", \"ram\" or \"null\"";
-    let kind = section.take::<String>("kind", form, report);
+    let kind = section.take::<String>("kind", form);
     let (kind, kind_span) = match kind {
         Some(At { value, span }) => (value, Some(span)),
         None => ("file".to_owned(), None),
     };
     if let Some(size) = size.as_ref().filter(|_| kind == "rbd") {
         let remedy = "remove `size`; `rbd resize` changes the image";
-        report.add(&size.span, "an RBD image is as large as it is", remedy);
+        section.add(&size.span, "an RBD image is as large as it is", remedy);
     }
     let size = size.map(|size| size.value.0);
     let at = kind_span.unwrap_or_else(|| section.span().clone());
     match kind.as_str() {
         "file" => {
             let form = "the absolute path of a file or block device";
-            let path = section.need::<PathBuf>("path", form, report)?;
+            let path = section.need::<PathBuf>("path", form)?;
             let plain = plain_path(&path.value);
             if !path.value.is_absolute() {
                 let what = format!("`path` is {:?}, which depends on a directory", path.value);
-                report.add(&path.span, what, format!("write {form}"));
+                section.add(&path.span, what, format!("write {form}"));
             } else if plain.file_name().is_none() || path.value.to_string_lossy().contains('\0') {
                 let what = format!("`path` is {:?}, which names no file", path.value);
-                report.add(&path.span, what, format!("write {form}"));
+                section.add(&path.span, what, format!("write {form}"));
             }
             let words = ("this path", "give each namespace its own file or device");
-            once(&mut seen.paths, plain, &path.span, words, report);
+            once(&mut seen.paths, plain, &path.span, words, section.report);
             Some(NamespaceKind::File { path: path.value, size })
         }
         "rbd" => {
-            let At { value: image, span } = image(section, report)?;
+            let At { value: image, span } = image(section)?;
             let words = ("this image", "give each namespace its own image");
-            once(&mut seen.paths, image.path(), &span, words, report);
+            once(&mut seen.paths, image.path(), &span, words, section.report);
             Some(NamespaceKind::Rbd { image, cluster: scene.ceph.cluster() })
         }
         "ram" | "null" => {
-            if let Some(path) = section.take::<PathBuf>("path", "nothing", report) {
+            if let Some(path) = section.take::<PathBuf>("path", "nothing") {
                 let what = format!("a namespace of kind \"{kind}\" has no path");
-                report.add(&path.span, what, "remove `path`, or write `kind = \"file\"`");
+                section.add(&path.span, what, "remove `path`, or write `kind = \"file\"`");
             }
             let Some(size) = size else {
                 let what = format!("a namespace of kind \"{kind}\" needs a `size`");
-                report.add(&at, what, format!("add `size`, {SIZE_FORM}"));
+                section.add(&at, what, format!("add `size`, {SIZE_FORM}"));
                 return None;
             };
             let ram = kind == "ram";
             Some(if ram { NamespaceKind::Ram { size } } else { NamespaceKind::Null { size } })
         }
         other => {
-            report.add(&at, format!("there is no kind {other:?}"), format!("write {form}"));
-            let _ = section.take::<PathBuf>("path", "a path", report);
+            section.add(&at, format!("there is no kind {other:?}"), format!("write {form}"));
+            let _ = section.take::<PathBuf>("path", "a path");
             None
         }
     }

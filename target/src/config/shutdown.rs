@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::table_reader::{Diagnostics, TableReader};
+use super::schema::bounded;
+use super::table_reader::TableReader;
 
 /// Longest drain, in milliseconds: the service manager waits for it.
 const MOST_MS: u32 = 30_000;
@@ -27,21 +28,11 @@ impl fmt::Display for StopConfig {
     }
 }
 
-pub(super) fn stop(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> StopConfig {
-    let mut stop = StopConfig::default();
-    if !root.has("stop") {
-        return stop;
-    }
-    let mut section = root.table("stop", "[stop]", report);
-    let form = "milliseconds up to 30000, or 0 to disconnect hosts at once";
-    if let Some(given) = section.take::<u32>("inaccessible_ms", form, report) {
-        match given.value {
-            0..=MOST_MS => stop.inaccessible_ms = given.value,
-            _ => report.add(&given.span, "that is more than 30 s", format!("write {form}")),
-        }
-    }
-    section.end(report);
-    stop
+pub(super) fn stop(root: &mut TableReader<'_>) -> StopConfig {
+    let mut section = root.table("stop", "[stop]");
+    let inaccessible_ms = bounded(&mut section, "inaccessible_ms", 0..MOST_MS, 0);
+    section.end();
+    StopConfig { inaccessible_ms }
 }
 
 #[cfg(test)]
@@ -62,7 +53,7 @@ mod tests {
         assert_eq!(ms(""), Ok(0));
         assert_eq!(ms("[stop]\n"), Ok(0));
         assert_eq!(ms("[stop]\ninaccessible_ms = 30000\n"), Ok(30_000));
-        assert!(ms("[stop]\ninaccessible_ms = 30001\n").unwrap_err().contains("30 s"));
+        assert!(ms("[stop]\ninaccessible_ms = 30001\n").unwrap_err().contains("0 to 30000"));
         assert!(ms("[stop]\ninaccessible_ms = -1\n").is_err());
         assert!(ms("[stop]\nsoon = 1\n").unwrap_err().contains("soon"));
         let shown = read("[stop]\ninaccessible_ms = 700\n").unwrap().to_string();

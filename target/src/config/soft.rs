@@ -4,10 +4,11 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::table_reader::{Diagnostics, TableReader};
+use super::schema::bounded;
+use super::table_reader::TableReader;
 
 /// The most UDP source ports: each is a socket of every reactor at every address.
-const MOST_SOURCE_PORTS: u16 = 64;
+const MOST_SOURCE_PORTS: u32 = 64;
 
 /// Sending parameters of the provider `soft`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -33,25 +34,11 @@ impl fmt::Display for SoftConfig {
     }
 }
 
-pub(super) fn soft(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> SoftConfig {
-    let mut soft = SoftConfig::default();
-    if !root.has("soft") {
-        return soft;
-    }
-    let mut section = root.table("soft", "[soft]", report);
-    let form = "a number of UDP ports, 1 to 64";
-    if let Some(given) = section.take::<u16>("source_ports", form, report) {
-        match given.value {
-            1..=MOST_SOURCE_PORTS => soft.source_ports = given.value,
-            count => report.add(
-                &given.span,
-                format!("`source_ports` is {count}"),
-                format!("write {form}"),
-            ),
-        }
-    }
-    section.end(report);
-    soft
+pub(super) fn soft(root: &mut TableReader<'_>) -> SoftConfig {
+    let mut section = root.table("soft", "[soft]");
+    let source_ports = bounded(&mut section, "source_ports", 1..MOST_SOURCE_PORTS, 1) as u16;
+    section.end();
+    SoftConfig { source_ports }
 }
 
 #[cfg(test)]

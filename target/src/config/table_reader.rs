@@ -3,6 +3,7 @@
 //! serde converts each value; a whole table is never passed to serde, because that would stop at
 //! the first error.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
@@ -77,11 +78,11 @@ pub(super) struct Diagnostics<'t> {
     sources: Vec<(usize, &'t Source)>,
     /// Origins of their lines; `None`: unedited files.
     origins: Option<&'t Origins>,
-    found: Vec<(usize, Diagnostic)>,
+    found: RefCell<Vec<(usize, Diagnostic)>>,
     /// Unknown keys that resemble none of their section: their errors in `found`.
-    strangers: Vec<(usize, String)>,
+    strangers: RefCell<Vec<(usize, String)>>,
     /// Keys that were read, by title of a section.
-    pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
+    pub(super) known: RefCell<BTreeMap<&'static str, BTreeSet<&'static str>>>,
 }
 
 impl<'t> Diagnostics<'t> {
@@ -93,7 +94,7 @@ impl<'t> Diagnostics<'t> {
             // The end of a text is a place too.
             base += source.text.len() + 1;
         }
-        let (found, strangers, known) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let (found, strangers, known) = Default::default();
         Self { sources: all, origins: None, found, strangers, known }
     }
 
@@ -126,7 +127,7 @@ impl<'t> Diagnostics<'t> {
 
     /// Adds an error at a place of the text.
     pub(super) fn add(
-        &mut self,
+        &self,
         span: &Range<usize>,
         what: impl Into<String>,
         remedy: impl Into<String>,
@@ -139,7 +140,8 @@ impl<'t> Diagnostics<'t> {
         }
         let place = line.ok().map(|line| (line, column));
         let file = self.sources[index].1.file.clone().filter(|_| index > 0 && place.is_some());
-        self.found.push((span.start, Diagnostic { file, place, what, remedy }));
+        let diagnostic = Diagnostic { file, place, what, remedy };
+        self.found.borrow_mut().push((span.start, diagnostic));
     }
 
     /// The place of another value, for an error at `from`: the line alone, if both are in the same
@@ -169,22 +171,23 @@ impl<'t> Diagnostics<'t> {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.found.is_empty()
+        self.found.borrow().is_empty()
     }
 
-    pub(super) fn finish(mut self) -> ConfigErrors {
-        for (at, name) in std::mem::take(&mut self.strangers) {
-            let resembling = self.known.iter().flat_map(|(title, keys)| {
+    pub(super) fn finish(self) -> ConfigErrors {
+        let (mut found, known) = (self.found.into_inner(), self.known.into_inner());
+        for (at, name) in self.strangers.into_inner() {
+            let resembling = known.iter().flat_map(|(title, keys)| {
                 let key = keys.iter().find(|known| alike(known, &name));
                 key.map(|key| format!("`{key}` of {title}"))
             });
             let resembling: Vec<String> = resembling.collect();
             if !resembling.is_empty() {
-                self.found[at].1.remedy = format!("did you mean {}?", resembling.join(" or "));
+                found[at].1.remedy = format!("did you mean {}?", resembling.join(" or "));
             }
         }
-        self.found.sort_by_key(|(at, _)| *at);
-        let mistakes = self.found.into_iter().map(|(_, mistake)| mistake).collect();
+        found.sort_by_key(|(at, _)| *at);
+        let mistakes = found.into_iter().map(|(_, mistake)| mistake).collect();
         let file = self.sources.first().and_then(|(_, main)| main.file.clone());
         ConfigErrors { file, mistakes }
     }
@@ -192,6 +195,7 @@ impl<'t> Diagnostics<'t> {
 
 /// A table. Take the known keys, then [`TableReader::end`] reports the others.
 pub(super) struct TableReader<'i> {
+    pub(super) report: &'i Diagnostics<'i>,
     table: DeTable<'i>,
     known: Vec<&'static str>,
     span: Range<usize>,
@@ -200,9 +204,24 @@ pub(super) struct TableReader<'i> {
 }
 
 impl<'i> TableReader<'i> {
-    pub(super) fn new(mut table: DeTable<'i>, span: Range<usize>, title: &'static str) -> Self {
+    pub(super) fn new(
+        mut table: DeTable<'i>,
+        span: Range<usize>,
+        title: &'static str,
+        report: &'i Diagnostics<'i>,
+    ) -> Self {
         renamed_keys::rename(&mut table, title);
-        Self { table, known: Vec::new(), span, title }
+        Self { report, table, known: Vec::new(), span, title }
+    }
+
+    /// As [`Diagnostics::add`].
+    pub(super) fn add(
+        &self,
+        span: &Range<usize>,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.report.add(span, what, remedy);
     }
 
     /// Offset of the table.
@@ -226,7 +245,6 @@ impl<'i> TableReader<'i> {
         &mut self,
         key: &'static str,
         form: &str,
-        report: &mut Diagnostics<'_>,
     ) -> Option<At<T>> {
         let value = self.raw(key)?;
         let span = value.span();
@@ -235,7 +253,7 @@ impl<'i> TableReader<'i> {
             Err(error) => {
                 let span = error.span().unwrap_or(span);
                 let what = format!("`{key}`: {}", in_words(&one_line(error.message())));
-                report.add(&span, what, format!("write {form}"));
+                self.add(&span, what, format!("write {form}"));
                 None
             }
         }
@@ -246,33 +264,32 @@ impl<'i> TableReader<'i> {
         &mut self,
         key: &'static str,
         form: &str,
-        report: &mut Diagnostics<'_>,
     ) -> Option<At<T>> {
         if !self.table.contains_key(key) {
             let remedy = format!("add `{key} = ..`, {form}");
-            report.add(&self.span, format!("{} has no `{key}`", self.title), remedy);
+            self.add(&self.span, format!("{} has no `{key}`", self.title), remedy);
         }
-        self.take(key, form, report)
+        self.take(key, form)
+    }
+
+    /// The flag `key`, or its default.
+    pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+        self.take(key, "true or false").map_or(default, |at| at.value)
     }
 
     /// A table inside this one; an empty one if it is missing.
-    pub(super) fn table(
-        &mut self,
-        key: &'static str,
-        title: &'static str,
-        report: &mut Diagnostics<'_>,
-    ) -> TableReader<'i> {
+    pub(super) fn table(&mut self, key: &'static str, title: &'static str) -> TableReader<'i> {
         let at = self.span.clone();
         let Some(value) = self.raw(key) else {
-            return TableReader::new(DeTable::new(), at, title);
+            return TableReader::new(DeTable::new(), at, title, self.report);
         };
         let span = value.span();
         match value.into_inner() {
-            DeValue::Table(table) => TableReader::new(table, span, title),
+            DeValue::Table(table) => TableReader::new(table, span, title, self.report),
             other => {
                 let what = format!("`{key}` is {}", a_kind(&other));
-                report.add(&span, what, format!("write a section that begins with {title}"));
-                TableReader::new(DeTable::new(), span, title)
+                self.add(&span, what, format!("write a section that begins with {title}"));
+                TableReader::new(DeTable::new(), span, title, self.report)
             }
         }
     }
@@ -282,23 +299,24 @@ impl<'i> TableReader<'i> {
         &mut self,
         key: &'static str,
         title: &'static str,
-        report: &mut Diagnostics<'_>,
     ) -> Vec<TableReader<'i>> {
         let Some(value) = self.raw(key) else { return Vec::new() };
         let span = value.span();
         let remedy = format!("begin each with a line {title}");
         let DeValue::Array(array) = value.into_inner() else {
-            report.add(&span, format!("`{key}` is not a list of sections"), remedy);
+            self.add(&span, format!("`{key}` is not a list of sections"), remedy);
             return Vec::new();
         };
         let mut tables = Vec::new();
         for value in array {
             let span = value.span();
             match value.into_inner() {
-                DeValue::Table(table) => tables.push(TableReader::new(table, span, title)),
+                DeValue::Table(table) => {
+                    tables.push(TableReader::new(table, span, title, self.report))
+                }
                 other => {
                     let what = format!("`{key}` contains {}", a_kind(&other));
-                    report.add(&span, what, remedy.clone());
+                    self.add(&span, what, remedy.clone());
                 }
             }
         }
@@ -306,8 +324,9 @@ impl<'i> TableReader<'i> {
     }
 
     /// Reports every key that was not read.
-    pub(super) fn end(self, report: &mut Diagnostics<'_>) {
-        report.known.entry(self.title).or_default().extend(&self.known);
+    pub(super) fn end(&self) {
+        let report = self.report;
+        report.known.borrow_mut().entry(self.title).or_default().extend(&self.known);
         for (key, _) in &self.table {
             let name: &str = key.get_ref().as_ref();
             let closest = self.known.iter().find(|known| alike(known, name));
@@ -320,7 +339,8 @@ impl<'i> TableReader<'i> {
                 }
             };
             if closest.is_none() {
-                report.strangers.push((report.found.len(), name.to_owned()));
+                let at = report.found.borrow().len();
+                report.strangers.borrow_mut().push((at, name.to_owned()));
             }
             report.add(&key.span(), format!("unknown key `{}`", name.escape_debug()), remedy);
         }

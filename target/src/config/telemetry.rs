@@ -4,10 +4,14 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::table_reader::{Diagnostics, TableReader};
+use super::schema::bounded;
+use super::table_reader::TableReader;
 
 /// Default threshold of slow commands.
 const SLOW_MS: u32 = 100;
+
+/// The largest one: an hour.
+const MOST_SLOW_MS: u32 = 3_600_000;
 
 /// Recording of slow commands and disconnects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -31,21 +35,11 @@ impl fmt::Display for ObserveConfig {
     }
 }
 
-pub(super) fn observe(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> ObserveConfig {
-    let mut observe = ObserveConfig::default();
-    if !root.has("observe") {
-        return observe;
-    }
-    let mut section = root.table("observe", "[observe]", report);
-    let form = "milliseconds up to 3600000, or 0 for none";
-    if let Some(slow) = section.take::<u32>("slow_ms", form, report) {
-        match slow.value {
-            0..=3_600_000 => observe.slow_ms = slow.value,
-            _ => report.add(&slow.span, "that is more than an hour", format!("write {form}")),
-        }
-    }
-    section.end(report);
-    observe
+pub(super) fn observe(root: &mut TableReader<'_>) -> ObserveConfig {
+    let mut section = root.table("observe", "[observe]");
+    let slow_ms = bounded(&mut section, "slow_ms", 0..MOST_SLOW_MS, SLOW_MS);
+    section.end();
+    ObserveConfig { slow_ms }
 }
 
 #[cfg(test)]
@@ -67,7 +61,7 @@ mod tests {
         assert_eq!(slow_ms("[observe]\n"), Ok(100));
         assert_eq!(slow_ms("[observe]\nslow_ms = 0\n"), Ok(0));
         assert_eq!(slow_ms("[observe]\nslow_ms = 3600000\n"), Ok(3_600_000));
-        assert!(slow_ms("[observe]\nslow_ms = 3600001\n").unwrap_err().contains("an hour"));
+        assert!(slow_ms("[observe]\nslow_ms = 3600001\n").unwrap_err().contains("0 to 3600000"));
         assert!(slow_ms("[observe]\nslow_ms = 'x'\n").is_err());
         assert!(slow_ms("[observe]\nfast_ms = 1\n").unwrap_err().contains("fast_ms"));
     }
