@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use serde_json::json;
 
 use super::fio_text::{Amount, Count};
 
@@ -35,15 +36,6 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     json: bool,
     total: Duration,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    elapsed_ms: u64,
-    total_ms: u64,
-    phase: &'a str,
-    read: Rate,
-    write: Rate,
 }
 
 impl Progress {
@@ -81,10 +73,12 @@ impl Progress {
             bar.set_message(text);
         }
         if self.json {
-            let elapsed_ms = elapsed.as_millis() as u64;
-            let total_ms = self.total.as_millis() as u64;
-            let line = Line { elapsed_ms, total_ms, phase, read, write };
-            let line = serde_json::to_string(&line).unwrap_or_default();
+            let (elapsed_ms, total_ms) =
+                (elapsed.as_millis() as u64, self.total.as_millis() as u64);
+            let line = json!({
+                "elapsed_ms": elapsed_ms, "total_ms": total_ms, "phase": phase, "read": read,
+                "write": write,
+            });
             // A closed stderr is no reason to stop.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
