@@ -132,7 +132,6 @@ pub struct ReconnectArgs {
 
 impl ReconnectArgs {
     /// Returns the options of all paths.
-    #[must_use]
     pub fn options(&self, nsid: u32) -> MultipathOptions {
         let seconds = |s: u32| Duration::from_secs(s.into());
         let usual = MultipathOptions::new(nsid);

@@ -6,7 +6,6 @@ pub struct Random(u64);
 
 impl Random {
     /// Creates a generator from a seed.
-    #[must_use]
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }

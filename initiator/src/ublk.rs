@@ -117,7 +117,6 @@ pub struct Control {
 
 impl Control {
     /// Returns its bytes, with the address and the length of the data.
-    #[must_use]
     pub fn emit(&self, address: u64, len: u16) -> [u8; CONTROL_BYTES] {
         let mut bytes = [0; CONTROL_BYTES];
         bytes[0..4].copy_from_slice(&self.device.to_ne_bytes());
@@ -153,7 +152,6 @@ pub struct DeviceInfo {
 
 impl DeviceInfo {
     /// Returns its bytes.
-    #[must_use]
     pub fn emit(&self) -> [u8; DEVICE_INFO_BYTES] {
         let mut bytes = [0; DEVICE_INFO_BYTES];
         bytes[0..2].copy_from_slice(&self.queues.to_ne_bytes());
@@ -168,7 +166,6 @@ impl DeviceInfo {
     }
 
     /// Reads them.
-    #[must_use]
     pub fn parse(bytes: &[u8; DEVICE_INFO_BYTES]) -> DeviceInfo {
         let u16_at = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
         DeviceInfo {
@@ -205,7 +202,6 @@ pub struct Parameters {
 
 impl Parameters {
     /// Returns their bytes.
-    #[must_use]
     pub fn emit(&self) -> [u8; PARAMETERS_BYTES] {
         let mut bytes = [0; PARAMETERS_BYTES];
         let mut put =
@@ -233,7 +229,6 @@ impl Parameters {
     }
 
     /// Returns the bytes of a block and the size in bytes that they have.
-    #[must_use]
     pub fn parse_size(bytes: &[u8; PARAMETERS_BYTES]) -> (u32, u64) {
         let block_bytes = 1u32.checked_shl(bytes[12].into()).unwrap_or(0);
         (block_bytes, u64_at(bytes, 24).saturating_mul(SECTOR_BYTES))
@@ -251,19 +246,16 @@ pub struct RequestId {
 
 impl RequestId {
     /// Returns it as a number below 2^32.
-    #[must_use]
     pub fn number(self) -> u64 {
         u64::from(self.queue) << 16 | u64::from(self.tag)
     }
 
     /// The id with this number.
-    #[must_use]
     pub fn of(number: u64) -> RequestId {
         RequestId { queue: (number >> 16) as u16, tag: number as u16 }
     }
 
     /// Returns a command for it (`struct ublksrv_io_cmd`).
-    #[must_use]
     pub fn emit(self, result: i32) -> [u8; IO_BYTES] {
         let mut bytes = [0; IO_BYTES];
         bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
@@ -273,7 +265,6 @@ impl RequestId {
     }
 
     /// Returns the offset of a byte of its data at `/dev/ublkcN`.
-    #[must_use]
     pub fn data_offset(self, byte: u32) -> u64 {
         const START: u64 = 0x8000_0000;
         START + (u64::from(self.queue) << 41 | u64::from(self.tag) << 25 | u64::from(byte))
@@ -290,7 +281,6 @@ pub struct Descriptor {
 
 impl Descriptor {
     /// Reads its bytes.
-    #[must_use]
     pub fn parse(bytes: &[u8; DESCRIPTOR_BYTES]) -> Descriptor {
         Descriptor {
             flags: u32_at(bytes, 0),
@@ -331,7 +321,6 @@ impl Descriptor {
 }
 
 /// Returns the result of a request: bytes, or a negative errno.
-#[must_use]
 pub fn result(command: &Command, outcome: Result<(), Errno>) -> i32 {
     match (outcome, command.kind) {
         (Err(errno), _) => -(errno as u32 as i32),

@@ -25,7 +25,6 @@ pub enum Event {
 
 impl Event {
     /// Its queue pair; a connection request has none yet, and a listener has none.
-    #[must_use]
     pub fn qp(&self) -> Option<Qp> {
         match self {
             Event::Done(done) => Some(done.qp),

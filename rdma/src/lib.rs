@@ -188,7 +188,6 @@ pub struct Completion {
 impl Completion {
     /// Of work to which the peer has added nothing.
     #[inline]
-    #[must_use]
     pub fn new(qp: Qp, tag: Tag, work: Work, outcome: Result<u32, Fault>) -> Completion {
         Completion { qp, tag, work, outcome, with: ReceivedWith::Nothing }
     }

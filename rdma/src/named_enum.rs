@@ -16,7 +16,6 @@ macro_rules! named_enum {
             $vis const ALL: [$type; [$($name),*].len()] = [$($type::$value),*];
 
             /// Its name.
-            #[must_use]
             $vis const fn name(self) -> &'static str {
                 match self { $($type::$value => $name,)* }
             }

@@ -26,7 +26,6 @@ const WAKING: Duration = Duration::from_micros(100);
 
 /// Whether polling can pay: on a machine with one CPU it only delays the thread that is waited for.
 /// (For a driver that is pinned to one CPU of several, the others can work.)
-#[must_use]
 pub(crate) fn is_worth_it() -> bool {
     matches!(sysconf(SysconfVar::_NPROCESSORS_ONLN), Ok(Some(cpus)) if cpus > 1)
 }
@@ -42,14 +41,12 @@ pub struct Budget {
 
 impl Budget {
     /// The same for both; zero never spins.
-    #[must_use]
     pub fn of(both: Duration) -> Budget {
         Budget { any: both, awaited: both }
     }
 
     /// For this machine: `any` with nothing pending, and the latency of a fast device with a queue
     /// for pending responses. Zero on a machine with one CPU.
-    #[must_use]
     pub fn auto(any: Duration) -> Budget {
         match is_worth_it() {
             true => Budget { any, awaited: Duration::from_micros(400) },
@@ -75,7 +72,6 @@ pub struct AdaptivePoller {
 
 impl AdaptivePoller {
     /// Spins for at most `budget` after the last work.
-    #[must_use]
     pub fn new(budget: Budget, now: Instant) -> AdaptivePoller {
         AdaptivePoller {
             budget,

@@ -29,14 +29,12 @@ impl ZonedIp {
     }
 
     /// An address that is in the same zone as another one, if it is link-local.
-    #[must_use]
     pub fn beside(ip: IpAddr, other: SocketAddr) -> ZonedIp {
         ZonedIp { ip, scope_id: if is_link_local(ip) { scope_id(other) } else { 0 } }
     }
 }
 
 /// Index of the interface of a link-local IPv6 address; else 0.
-#[must_use]
 pub fn scope_id(at: SocketAddr) -> u32 {
     match at {
         SocketAddr::V6(at) => at.scope_id(),
@@ -45,7 +43,6 @@ pub fn scope_id(at: SocketAddr) -> u32 {
 }
 
 /// Whether an address is meaningful on one link only.
-#[must_use]
 pub fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

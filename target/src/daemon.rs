@@ -122,13 +122,11 @@ impl Liveness {
     }
 
     /// Pending listeners, devices and directories, a sentence each.
-    #[must_use]
     pub fn pending(&self) -> Vec<String> {
         self.pending.list()
     }
 
     /// The error of a reactor whose thread has ended before a stop.
-    #[must_use]
     pub fn failed(&self) -> Option<Fatal> {
         if self.registry.is_leaving() {
             return None;
@@ -397,7 +395,6 @@ impl RunningTarget {
     }
 
     /// Liveness of the target, also while it is being changed.
-    #[must_use]
     pub fn pulse(&self) -> Liveness {
         let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
         let pending = Arc::clone(&self.pending);
@@ -405,7 +402,6 @@ impl RunningTarget {
     }
 
     /// A read-only view, also while the target is being changed.
-    #[must_use]
     pub fn view(&self) -> TargetView {
         TargetView {
             gateway: self.gateway.as_ref().map(GatewayWorker::view),
@@ -422,7 +418,6 @@ impl RunningTarget {
     }
 
     /// A summary for the log: listeners, subsystems, and the memory formula.
-    #[must_use]
     pub fn summary(&self) -> String {
         let provisioner = self.provisioner();
         let config = provisioner.config();

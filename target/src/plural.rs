@@ -3,7 +3,6 @@
 use std::fmt::Display;
 
 /// A count with its noun: `1 change`, `2 changes`.
-#[must_use]
 pub fn count(count: impl Display, noun: &str) -> String {
     let count = count.to_string();
     let ending = if count == "1" { "" } else { "s" };

@@ -43,7 +43,6 @@ pub fn crates(checkout: &Path) -> io::Result<Vec<(&'static str, Crate)>> {
 }
 
 /// The kinds of threads that all crates except `tests` start, and the workers, with a file of each.
-#[must_use]
 pub fn threads(crates: &[(&str, Crate)]) -> BTreeMap<String, String> {
     let read = crates.iter().filter(|(name, _)| *name != "tests").map(|(_, read)| read);
     let mut found = BTreeMap::new();
@@ -146,7 +145,6 @@ impl Crate {
 
     /// Imports between files, (from, to) as indices of `modules`, and whether one is only a
     /// re-export.
-    #[must_use]
     pub fn imports(&self) -> BTreeMap<(usize, usize), bool> {
         let mut found = BTreeMap::new();
         for (from, uses) in self.uses.iter().enumerate() {
@@ -160,7 +158,6 @@ impl Crate {
     }
 
     /// Imports between top-level modules (without the root), by name.
-    #[must_use]
     pub fn top_level(&self) -> graph::Graph {
         let mut graph = graph::Graph::default();
         for module in &self.modules {
@@ -184,21 +181,18 @@ impl Crate {
     }
 
     /// Functions above the maximum: file, name and number of lines.
-    #[must_use]
     pub fn long_functions(&self) -> Vec<String> {
         let long = self.functions().filter(|(_, function)| function.lines > FUNCTION_LINES_MAX);
         long.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines)).collect()
     }
 
     /// Files above the maximum, and their numbers of lines.
-    #[must_use]
     pub fn long_files(&self) -> Vec<String> {
         let long = self.modules.iter().filter(|module| module.lines() > FILE_LINES_MAX);
         long.map(|module| format!("{} {}", module.file.display(), module.lines())).collect()
     }
 
     /// Number of definitions of each type name.
-    #[must_use]
     pub fn type_names(&self) -> BTreeMap<String, usize> {
         let mut names = BTreeMap::new();
         for (name, _) in self.modules.iter().flat_map(|module| code::type_names(&module.code)) {
@@ -208,27 +202,23 @@ impl Crate {
     }
 
     /// Files with an inherent `impl` of a type.
-    #[must_use]
     pub fn files_with_impl(&self, name: &str) -> usize {
         let has = |line: &String| code::inherent_impl(line) == Some(name);
         self.modules.iter().filter(|module| module.code.iter().any(has)).count()
     }
 
     /// Functions of the trait `name`.
-    #[must_use]
     pub fn trait_functions(&self, name: &str) -> usize {
         self.modules.iter().map(|module| code::trait_functions(&module.code, name)).sum()
     }
 
     /// Lines of production code that contain `text`.
-    #[must_use]
     pub fn lines_with(&self, text: &str) -> usize {
         let code = self.modules.iter().flat_map(|module| &module.code);
         code.filter(|line| line.contains(text)).count()
     }
 
     /// Public modules of the root.
-    #[must_use]
     pub fn public_modules(&self) -> usize {
         self.modules[0].public.len()
     }
@@ -236,7 +226,6 @@ impl Crate {
 
 impl Module {
     /// Lines with production code.
-    #[must_use]
     pub fn lines(&self) -> usize {
         self.code.iter().filter(|line| !line.trim().is_empty()).count()
     }
@@ -262,7 +251,6 @@ impl Module {
     }
 
     /// File formats that this module writes or reads: their first line or word.
-    #[must_use]
     pub fn formats(&self) -> Vec<String> {
         let first_lines = self.text.iter().flat_map(|line| line.split('"').skip(1).step_by(2));
         let first_lines = first_lines.filter(|literal| {
@@ -281,7 +269,6 @@ impl Module {
     }
 
     /// Kinds of the records that this module defines.
-    #[must_use]
     pub fn records(&self) -> Vec<String> {
         let kinds = self.text.iter().filter_map(|line| {
             line.trim_start().strip_prefix("const KIND: &'static str = \"")?.strip_suffix("\";")

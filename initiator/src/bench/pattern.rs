@@ -28,7 +28,6 @@ impl Access {
     }
 
     /// Returns the percentage of reads.
-    #[must_use]
     pub fn reads(self, mix: u8) -> u8 {
         match self {
             Access::Read | Access::Randread => 100,

@@ -104,13 +104,11 @@ impl Host {
     }
 
     /// Returns the session, read-only.
-    #[must_use]
     pub fn session(&self) -> &Session {
         &self.session
     }
 
     /// Returns the fabric in use: never [`Provider::Auto`].
-    #[must_use]
     pub fn provider(&self) -> Provider {
         self.wire.provider()
     }

@@ -117,13 +117,11 @@ impl MultipathHost {
     }
 
     /// Returns the provider in use: never [`Provider::Auto`].
-    #[must_use]
     pub fn provider(&self) -> Provider {
         self.fabrics.provider()
     }
 
     /// Returns the paths, read-only.
-    #[must_use]
     pub fn multipath(&self) -> &Multipath {
         &self.multipath
     }

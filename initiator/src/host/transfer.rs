@@ -104,7 +104,6 @@ impl Host {
     }
 
     /// Maximum number of bytes that one command of [`Host::read`] and similar methods transfers.
-    #[must_use]
     pub fn piece_bytes(&self, block_bytes: u32) -> u32 {
         let most = self.session.max_transfer_bytes().min(self.largest_bytes);
         let most = most.min(block_bytes.saturating_mul(1 << 16));

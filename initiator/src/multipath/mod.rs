@@ -153,7 +153,6 @@ pub struct MultipathOptions {
 
 impl MultipathOptions {
     /// The defaults of Linux, and a margin of two seconds.
-    #[must_use]
     pub fn new(nsid: u32) -> MultipathOptions {
         MultipathOptions {
             nsid,
@@ -349,7 +348,6 @@ impl Multipath {
     }
 
     /// Whether all is closed after [`Multipath::close`].
-    #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closing && self.paths.iter().all(|path| path.session().is_none())
     }
@@ -392,68 +390,57 @@ impl Multipath {
 /// State, for those who report it.
 impl Multipath {
     /// Returns the namespace, as soon as a path has been live.
-    #[must_use]
     pub fn namespace(&self) -> Option<&Namespace> {
         self.namespace.as_ref()
     }
 
     /// Returns the number of the namespace.
-    #[must_use]
     pub fn nsid(&self) -> u32 {
         self.nsid
     }
 
     /// Returns the number of paths.
-    #[must_use]
     pub fn paths(&self) -> usize {
         self.paths.len()
     }
 
     /// Returns the state of a path; `Lost` for one that does not exist.
-    #[must_use]
     pub fn state(&self, path: usize) -> PathState {
         self.paths.get(path).map_or(PathState::Lost, Path::state)
     }
 
     /// Returns the ANA state of a live path whose controller reports one.
-    #[must_use]
     pub fn ana(&self, path: usize) -> Option<AnaState> {
         self.paths.get(path).and_then(Path::ana)
     }
 
     /// Returns why a path is not live, or was not before the attempt that is under way.
-    #[must_use]
     pub fn last_loss(&self, path: usize) -> Option<&PathLoss> {
         self.paths.get(path).and_then(Path::last_loss)
     }
 
     /// Returns what a path has done since the start.
-    #[must_use]
     pub fn counters(&self, path: usize) -> PathCounters {
         self.paths.get(path).map(Path::counters).unwrap_or_default()
     }
 
     /// Returns the path that has carried the last request.
-    #[must_use]
     pub fn current(&self) -> Option<usize> {
         self.current
     }
 
     /// Returns the options of a path.
-    #[must_use]
     pub fn path_options(&self, path: usize) -> Option<&PathOptions> {
         self.paths.get(path).map(Path::options)
     }
 
     /// Returns the association of a path, while there is one.
-    #[must_use]
     pub fn session(&self, path: usize) -> Option<&Session> {
         self.paths.get(path).and_then(Path::session)
     }
 
     /// Returns for how long a target may have changes of blocks that an association of before has
     /// sent: see [What is repeated](self#what-is-repeated).
-    #[must_use]
     pub fn replay_wait(&self) -> Option<Duration> {
         self.paths.iter().filter_map(Path::replay_wait).max()
     }
@@ -471,37 +458,31 @@ impl Multipath {
     }
 
     /// Whether each path has failed at least once or is live.
-    #[must_use]
     pub fn has_tried_all(&self) -> bool {
         self.paths.iter().all(|path| path.state() == PathState::Live || path.has_failed())
     }
 
     /// Whether all paths are given up, and no target may carry out a change any more.
-    #[must_use]
     pub fn is_lost(&self) -> bool {
         self.paths.iter().all(|path| path.state() == PathState::Lost && !path.has_replay())
     }
 
     /// Requests that are not done.
-    #[must_use]
     pub fn outstanding(&self) -> usize {
         self.table.outstanding()
     }
 
     /// Whether a target may carry out changes that are not done.
-    #[must_use]
     pub fn has_sent_changes(&self) -> bool {
         self.table.has_sent_changes()
     }
 
     /// Whether a request is done.
-    #[must_use]
     pub fn has_done(&self) -> bool {
         self.table.has_done()
     }
 
     /// Whether there is a notice.
-    #[must_use]
     pub fn has_notice(&self) -> bool {
         !self.notices.is_empty()
     }

@@ -29,7 +29,6 @@ pub enum Operation {
 
 impl Operation {
     /// Whether it changes blocks.
-    #[must_use]
     pub fn is_change(self) -> bool {
         match self {
             Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Discard => true,

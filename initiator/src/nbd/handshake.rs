@@ -98,7 +98,6 @@ pub struct Handshake {
 
 impl Handshake {
     /// What the server sends first.
-    #[must_use]
     pub fn greeting() -> [u8; 18] {
         let mut bytes = [0; 18];
         bytes[..8].copy_from_slice(&INIT_MAGIC);

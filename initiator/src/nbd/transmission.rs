@@ -79,7 +79,6 @@ pub struct Command {
 }
 
 /// Reads a request; `None` without its magic number, after which nothing can be understood.
-#[must_use]
 pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Command> {
     let u16_at = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let (magic, rest) = bytes.split_first_chunk()?;
@@ -108,19 +107,16 @@ pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Command> {
 
 impl Command {
     /// Whether it has to reach the medium before the reply.
-    #[must_use]
     pub fn is_fua(&self) -> bool {
         self.flags & FUA != 0
     }
 
     /// Whether Write Zeroes has to leave the blocks allocated.
-    #[must_use]
     pub fn keeps_allocation(&self) -> bool {
         self.flags & NO_HOLE != 0
     }
 
     /// Bytes of data that follow the request.
-    #[must_use]
     pub fn data_bytes(&self) -> u32 {
         if self.kind == Kind::Write { self.len } else { 0 }
     }
@@ -175,7 +171,6 @@ pub struct Reply {
 
 impl Reply {
     /// The reply to a command.
-    #[must_use]
     pub fn new(command: &Command, outcome: Result<(), Errno>, negotiated: Negotiated) -> Reply {
         let mut reply = Reply { bytes: [0; REPLY_BYTES], len: 0 };
         let error = outcome.err().map_or(0, |errno| errno as u32);
@@ -215,7 +210,6 @@ impl Reply {
     }
 
     /// Its bytes.
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

@@ -89,7 +89,6 @@ pub struct Session {
 
 impl Session {
     /// An association that has not started.
-    #[must_use]
     pub fn new(options: Options) -> Session {
         Session {
             options,
@@ -169,7 +168,6 @@ impl Session {
     }
 
     /// Whether a request is done.
-    #[must_use]
     pub(crate) fn has_done(&self) -> bool {
         !self.done.is_empty()
     }
@@ -287,57 +285,48 @@ impl Session {
 /// State of the association.
 impl Session {
     /// Returns the phase of the association.
-    #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
     /// Returns why the association ended, as soon as its end is certain.
-    #[must_use]
     pub fn ended(&self) -> Option<&EndReason> {
         self.ended.as_ref()
     }
 
     /// Whether the target has ended the association: it has closed the connections of all queues. One
     /// that has closed a single one may still carry out commands of the others.
-    #[must_use]
     pub fn is_ended_by_target(&self) -> bool {
         self.ended.is_some() && self.queues.iter().all(Queue::is_closed_by_target)
     }
 
     /// Whether the queue pair belongs to this session.
-    #[must_use]
     pub fn owns(&self, qp: Qp) -> bool {
         self.queue_of(qp).is_some()
     }
 
     /// Returns the queue pair of a queue, while it exists: for `Initiator::register_remote`.
-    #[must_use]
     pub fn qp(&self, queue: u16) -> Option<Qp> {
         self.queues.get(usize::from(queue))?.qp()
     }
 
     /// Returns the number of I/O queues; known when ready.
-    #[must_use]
     pub fn io_queues(&self) -> u16 {
         self.granted
     }
 
     /// Commands of the caller that can be outstanding on a queue.
-    #[must_use]
     pub fn capacity(&self, queue: u16) -> u16 {
         let reserved = if queue == 0 { ADMIN_RESERVED } else { 0 };
         self.queues.get(usize::from(queue)).map_or(0, |queue| queue.slots() - reserved)
     }
 
     /// Commands of the caller that are outstanding on a queue.
-    #[must_use]
     pub fn outstanding(&self, queue: u16) -> u16 {
         self.queues.get(usize::from(queue)).map_or(0, Queue::callers)
     }
 
     /// Returns the id of an outstanding command of the caller, as used by Abort.
-    #[must_use]
     pub fn command_id(&self, queue: u16, tag: u64) -> Option<u16> {
         self.queues.get(usize::from(queue))?.command_id(tag)
     }
@@ -350,31 +339,26 @@ impl Session {
     }
 
     /// Controller id; known when ready, as are the following.
-    #[must_use]
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
     /// Identify Controller, as read at the start of the association.
-    #[must_use]
     pub fn controller(&self) -> &IdentifyController {
         &self.controller
     }
 
     /// Capabilities.
-    #[must_use]
     pub fn cap(&self) -> Cap {
         self.cap
     }
 
     /// Version.
-    #[must_use]
     pub fn vs(&self) -> Vs {
         self.vs
     }
 
     /// Maximum number of bytes of one command: the limit of the controller, at most 16 MiB less a page.
-    #[must_use]
     pub fn max_transfer_bytes(&self) -> u32 {
         let shift = 12 + u32::from(self.cap.mpsmin()) + u32::from(self.controller.mdts);
         match self.controller.mdts {
@@ -385,7 +369,6 @@ impl Session {
     }
 
     /// Maximum number of bytes of in-capsule data of a write; 0: not supported.
-    #[must_use]
     pub fn in_capsule_bytes(&self) -> u32 {
         let sizes = &self.controller;
         match self.options.in_capsule && sizes.sgls.offset() {
@@ -395,7 +378,6 @@ impl Session {
     }
 
     /// Returns the options of the session.
-    #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }

@@ -57,7 +57,6 @@ pub struct Options {
 
 impl Options {
     /// The defaults: one I/O queue of 128 entries, 5 s keep alive, data in the capsule, 30 s limits.
-    #[must_use]
     pub fn new(to: SocketAddr, subnqn: Nqn, hostnqn: Nqn, hostid: [u8; 16]) -> Options {
         Options {
             to,
@@ -79,7 +78,6 @@ impl Options {
 
     /// Returns the plan of a pool for one such session, with `data_bytes` for the caller in buffers of up to
     /// `largest_bytes` (4096 times a power of two), and a small amount for the session itself.
-    #[must_use]
     pub fn plan(&self, data_bytes: u64, largest_bytes: u32) -> PoolPlan {
         let admin = u32::from(ADMIN_ENTRIES);
         let io = match self.subnqn.is_discovery() {

@@ -66,7 +66,6 @@ impl Session {
     }
 
     /// Whether a queue accepts requests, unless it is full.
-    #[must_use]
     pub fn is_open(&self, queue: u16) -> bool {
         let queue = self.queues.get(usize::from(queue)).filter(|_| self.phase == Phase::Ready);
         queue.is_some_and(|queue| queue.is_up() && queue.leave() == CloseState::Not)

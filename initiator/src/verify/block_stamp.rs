@@ -120,7 +120,6 @@ impl Stamp {
     ///
     /// # Panics
     /// If the length of `block` is not a multiple of 8 bytes, or not larger than the header.
-    #[must_use]
     pub fn read(block: &[u8], run: u64) -> Content {
         check_shape(block);
         let Some((stamp, stamped_bytes)) = Stamp::parse_header(block) else {

@@ -120,7 +120,6 @@ impl Model {
     ///
     /// # Panics
     /// If the shape violates the limits of its fields.
-    #[must_use]
     pub fn new(shape: Shape) -> Model {
         assert!((1..=BLOCKS_LIMIT).contains(&shape.blocks), "{} blocks", shape.blocks);
         let end = shape.first_lba.checked_add(shape.blocks);
@@ -142,19 +141,16 @@ impl Model {
     }
 
     /// Returns the block range.
-    #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Returns the counters.
-    #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
     /// Returns the memory in use, in bytes.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.registers.memory_bytes() + self.pending.capacity() * size_of::<Option<Pending>>()
     }
@@ -305,7 +301,6 @@ impl Model {
     ///
     /// # Panics
     /// If `lba` is not in this model.
-    #[must_use]
     pub fn expected(&self, lba: u64) -> Vec<Expected> {
         let (i, _) = self.locate(&(lba..lba + 1));
         self.expected_since(i, self.clock)

@@ -80,7 +80,6 @@ pub struct Difference {
 
 impl Kind {
     /// Name of the kind, for programs.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Kind::Stale => "stale",

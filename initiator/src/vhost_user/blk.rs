@@ -58,7 +58,6 @@ pub struct Config {
 
 impl Config {
     /// Returns its bytes.
-    #[must_use]
     pub fn emit(&self) -> [u8; CONFIG_BYTES] {
         let mut bytes = [0; CONFIG_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -108,7 +107,6 @@ pub struct Header {
 
 impl Header {
     /// Reads a header.
-    #[must_use]
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Header {
         let (kind, rest) = bytes.split_at(8);
         let kind = match u32::from_le_bytes([kind[0], kind[1], kind[2], kind[3]]) {
@@ -138,7 +136,6 @@ pub struct Range {
 
 impl Range {
     /// Reads a range; `None` with flags that are reserved.
-    #[must_use]
     pub fn parse(bytes: &[u8; RANGE_BYTES]) -> Option<Range> {
         let u32_at = |at: usize| bytes[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
         let flags = u32_at(12)?;
@@ -151,7 +148,6 @@ impl Range {
 }
 
 /// The last byte of a request.
-#[must_use]
 pub fn status(outcome: Result<(), Errno>) -> u8 {
     match outcome {
         Ok(()) => 0,

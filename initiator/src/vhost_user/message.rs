@@ -76,7 +76,6 @@ pub struct Header {
 
 impl Header {
     /// Reads a header; `None` if it is none of a front-end, or its payload is too long.
-    #[must_use]
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
         let (request, flags) = (u32_at(bytes, 0)?, u32_at(bytes, 4)?);
         let payload_bytes = u32_at(bytes, 8)? as usize;
@@ -160,7 +159,6 @@ pub struct Message {
 
 impl Message {
     /// Reads a payload; `None` if it is too short or contradicts itself.
-    #[must_use]
     pub fn parse(header: Header, payload: &[u8]) -> Option<Message> {
         let body = match header.request {
             RequestId::SET_FEATURES | RequestId::SET_PROTOCOL_FEATURES => {
@@ -238,7 +236,6 @@ pub enum Reply {
 
 impl Reply {
     /// Returns its bytes, with the header.
-    #[must_use]
     pub fn emit(&self, request: RequestId) -> Vec<u8> {
         let mut payload = Vec::new();
         match self {
@@ -261,7 +258,6 @@ impl Reply {
 }
 
 /// The request of a back-end that says that the configuration space has changed.
-#[must_use]
 pub fn config_change() -> [u8; HEADER_BYTES] {
     const CONFIG_CHANGE_MSG: u32 = 2;
     header(CONFIG_CHANGE_MSG, VERSION, 0)

@@ -45,7 +45,6 @@ pub(crate) const CELL_BYTES: u32 = 64;
 /// Bytes that a data buffer of `len` bytes occupies in its pool: a power of two of pages. For
 /// lengths that a pool supports, up to 2 GiB.
 #[inline]
-#[must_use]
 pub fn capacity_for(len: u32) -> u32 {
     PAGE_BYTES.saturating_mul(len.div_ceil(PAGE_BYTES).next_power_of_two())
 }
@@ -75,32 +74,27 @@ impl PoolPlan {
     }
 
     /// Bytes of one receive buffer.
-    #[must_use]
     pub fn receive_bytes(&self) -> u64 {
         u64::from(PAGE_BYTES) + u64::from(self.tail_bytes)
     }
 
     /// Size of the pool: cells × 64 + receives × (4096 + tail) + data, each section rounded up to
     /// whole pages.
-    #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.cell_section() + self.receive_section() + self.data_section()
     }
 
     /// Bytes of the section of cells.
-    #[must_use]
     pub fn cell_section(&self) -> u64 {
         (u64::from(self.cells) * u64::from(CELL_BYTES)).next_multiple_of(u64::from(PAGE_BYTES))
     }
 
     /// Bytes of the section of receive buffers.
-    #[must_use]
     pub fn receive_section(&self) -> u64 {
         u64::from(self.receives) * self.receive_bytes()
     }
 
     /// Bytes of the section of data buffers.
-    #[must_use]
     pub fn data_section(&self) -> u64 {
         self.data_bytes.next_multiple_of(u64::from(self.largest_bytes.max(PAGE_BYTES)))
     }
@@ -135,13 +129,11 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Address of the first byte.
-    #[must_use]
     pub fn addr(&self) -> usize {
         self.base.as_ptr() as usize
     }
 
     /// Length in bytes.
-    #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -152,7 +144,6 @@ impl Region {
     /// # Panics
     /// The buffer is of another pool; [`Region::bytes_mut`] panics as well.
     #[inline(always)] // for each packet
-    #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.check(buf);
         // SAFETY: `check` proved that the buffer belongs to this pool, so it is inside the live
@@ -163,7 +154,6 @@ impl Region {
 
     /// The bytes of the window, mutable.
     #[inline(always)] // for each packet
-    #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.check(buf);
         // SAFETY: as in `bytes`; the Buf is borrowed mutably, so this is the only reference.
@@ -242,14 +232,12 @@ pub struct Buf {
 
 impl Buf {
     /// Bytes in the window.
-    #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a length, not a collection")]
     pub fn len(&self) -> u32 {
         self.len
     }
 
     /// Bytes in the whole buffer.
-    #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -261,14 +249,12 @@ impl Buf {
     }
 
     /// Start of the window within the [`Region`].
-    #[must_use]
     pub fn offset(&self) -> u64 {
         self.base + u64::from(self.start)
     }
 
     /// Whether the buffer is in this region: checked by providers and rings before they pass its
     /// address to a device.
-    #[must_use]
     pub fn is_of(&self, region: &Region) -> bool {
         self.pool == region.id
     }
@@ -366,13 +352,11 @@ impl Pool {
     }
 
     /// The memory, for registering it with a device.
-    #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
     /// The plan of the pool.
-    #[must_use]
     pub fn plan(&self) -> &PoolPlan {
         &self.plan
     }
@@ -426,7 +410,6 @@ impl Pool {
 
     /// Bytes that can certainly be allocated, in any number of buffers: outside of the range set
     /// aside, and inside.
-    #[must_use]
     pub fn whole_bytes(&self) -> (u64, u64) {
         let bytes = |units| u64::from(units) * u64::from(PAGE_BYTES);
         (bytes(self.data.largest_units()), bytes(self.data.largest_aside_units()))
@@ -479,14 +462,12 @@ impl Pool {
     /// # Panics
     /// The buffer is of another pool; the other methods with a buffer panic as well.
     #[inline]
-    #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.region.bytes(buf)
     }
 
     /// The bytes of the window, mutable.
     #[inline]
-    #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.region.bytes_mut(buf)
     }
@@ -523,7 +504,6 @@ impl Pool {
     }
 
     /// Free buffers: cells, receives, data bytes.
-    #[must_use]
     pub fn free(&self) -> (u32, u32, u64) {
         let data = u64::from(self.data.free_units()) * u64::from(PAGE_BYTES);
         (self.cells.len() as u32, self.receives.len() as u32, data)
@@ -531,13 +511,11 @@ impl Pool {
 
     /// Bytes of free data buffers outside of the range set aside.
     #[inline]
-    #[must_use]
     pub fn free_for_all_bytes(&self) -> u64 {
         u64::from(self.data.free_for_all_units()) * u64::from(PAGE_BYTES)
     }
 
     /// Whether no buffer is allocated.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.free() == (self.plan.cells, self.plan.receives, self.plan.data_section())
     }

@@ -60,7 +60,6 @@ impl RemoteRegion {
 
     /// Whether a peer may invalidate the key with its message. Memory that is registered with a
     /// device does not support that: the device would end the connection.
-    #[must_use]
     pub fn bears_invalidation(&self) -> bool {
         match &self.access {
             RemoteAccess::Registered { invalidation, .. } => *invalidation,
@@ -77,7 +76,6 @@ impl RemoteRegion {
     }
 
     /// The memory as peers must name it.
-    #[must_use]
     pub fn remote(&self) -> Remote {
         self.remote
     }

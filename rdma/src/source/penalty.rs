@@ -29,14 +29,12 @@ pub struct SourcePenalty {
 
 impl SourcePenalty {
     /// Each source may have a burst of `connections` such connections.
-    #[must_use]
     pub fn new(connections: Option<u32>) -> SourcePenalty {
         let credit = connections.map(|connections| PENALTY.saturating_mul(connections));
         SourcePenalty { credit, penalized: PerSourceTable::new(MAX_SOURCES + 1) }
     }
 
     /// Whether requests of a source are dropped.
-    #[must_use]
     pub fn is_blocked(&self, now: Instant, source: Source) -> bool {
         let until = self.penalized.until(&source);
         until.zip(self.credit).is_some_and(|(until, credit)| until > now + credit)

@@ -64,7 +64,6 @@ pub struct PerSourceTable<K, V> {
 
 impl<K: SourceKey, V> PerSourceTable<K, V> {
     /// For at most `limit` entries, at least one.
-    #[must_use]
     pub fn new(limit: usize) -> PerSourceTable<K, V> {
         PerSourceTable {
             limit: limit.max(1),
@@ -78,44 +77,37 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     /// Number of entries.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether it is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Whether the next entry evicts one.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.entries.len() >= self.limit
     }
 
     /// Number of entries of the source with the most.
-    #[must_use]
     pub(crate) fn largest_share(&self) -> usize {
         self.ranks.last().map_or(0, |(count, ..)| *count)
     }
 
     /// Number of entries of `source`.
-    #[must_use]
     pub fn count_of(&self, source: Source) -> usize {
         self.shares.get(&source).map_or(0, |share| share.count)
     }
 
     /// The oldest entry of `source`.
-    #[must_use]
     pub fn oldest(&self, source: Source) -> Option<(K, &V)> {
         let key = self.by_source.get(&(source, self.shares.get(&source)?.oldest))?;
         Some((*key, self.get(key)?))
     }
 
     /// The value of an entry.
-    #[must_use]
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }
@@ -154,7 +146,6 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     /// Whether there are entries with a time of expiry.
-    #[must_use]
     pub(crate) fn has_expiring(&self) -> bool {
         !self.expiry.is_empty()
     }
@@ -173,7 +164,6 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     /// The time of expiry of an entry.
-    #[must_use]
     pub fn until(&self, key: &K) -> Option<Instant> {
         self.entries.get(key)?.until
     }

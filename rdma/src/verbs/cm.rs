@@ -84,7 +84,6 @@ pub(super) struct ClosingConnection {
 /// Whether an RDMA device of this machine has the address of `addr`, whose port does not matter (for
 /// an unspecified address: whether there is any device). False also without rdma-core, so it can be
 /// used to choose the provider.
-#[must_use]
 pub fn owns(addr: SocketAddr) -> bool {
     let Ok(api) = Api::get() else { return false };
     if addr.ip().is_unspecified() {

@@ -194,7 +194,6 @@ impl Verbs {
     }
 
     /// Names of the devices in use, for log lines.
-    #[must_use]
     pub fn devices(&self) -> Vec<String> {
         self.devices.iter().map(|d| d.device.ability.name.clone()).collect()
     }

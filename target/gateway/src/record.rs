@@ -184,7 +184,6 @@ pub struct GroupRecord {
 
 impl GroupRecord {
     /// The owner, if there is one.
-    #[must_use]
     pub fn owner(&self) -> Option<&Owner> {
         match &self.ownership {
             Ownership::Free(_) => None,
@@ -193,7 +192,6 @@ impl GroupRecord {
     }
 
     /// The addresses that a successor of the owner has to exclude before it writes.
-    #[must_use]
     pub fn to_exclude(&self) -> Vec<String> {
         let mut addresses = match &self.ownership {
             Ownership::Taking(_, former) => former.clone(),
@@ -329,7 +327,6 @@ impl Applied {
     const MOST_CHARS: usize = 400;
 
     /// The last version that it has applied or refused.
-    #[must_use]
     pub fn settled(&self) -> u64 {
         self.refused.as_ref().map_or(self.version, |(version, _)| self.version.max(*version))
     }
@@ -398,7 +395,6 @@ fn parse_list(text: &str) -> Vec<String> {
 }
 
 /// A text that can be a field or an entry of a list.
-#[must_use]
 pub fn is_field(text: &str) -> bool {
     let is_refused = |c: char| c.is_whitespace() || c.is_control() || c == ';';
     !text.is_empty() && text != NONE && !text.contains(is_refused)
@@ -456,13 +452,11 @@ impl GroupObject {
     }
 
     /// The value of a key.
-    #[must_use]
     pub fn text(&self, key: Key) -> Option<&str> {
         self.texts.get(&key).map(String::as_str)
     }
 
     /// The member of a slot.
-    #[must_use]
     pub fn member(&self, slot: Slot) -> Option<&MemberRecord> {
         self.members.get(&slot)
     }
@@ -473,13 +467,11 @@ impl GroupObject {
     }
 
     /// The record of a group.
-    #[must_use]
     pub fn group(&self, group: u32) -> Option<&GroupRecord> {
         self.groups.get(&group)
     }
 
     /// The slot that the owner of a group is asked to give it to.
-    #[must_use]
     pub fn move_request(&self, group: u32) -> Option<Slot> {
         let request = self.moves.get(&group)?;
         let is_current = |record: &&GroupRecord| record.epoch == request.epoch;
@@ -487,13 +479,11 @@ impl GroupObject {
     }
 
     /// The version of the shared configuration, if there is one.
-    #[must_use]
     pub fn version(&self) -> Option<&SharedVersion> {
         self.version.as_ref()
     }
 
     /// What the gateway of a slot has in force of the shared configuration, if it uses it.
-    #[must_use]
     pub fn applied(&self, slot: Slot) -> Option<&Applied> {
         self.applied.get(&slot)
     }
@@ -506,13 +496,11 @@ impl GroupObject {
     /// Whether any gateway, also one that is gone, has had a later version of the shared
     /// configuration in force. What would be served by this one may be other namespaces, or to other
     /// hosts, than what hosts have written to.
-    #[must_use]
     pub fn is_outdated(&self, applied: &Applied) -> bool {
         self.applied.values().any(|other| other.version > applied.version)
     }
 
     /// The member that owns something as this owner still is one.
-    #[must_use]
     pub fn live_owner(&self, owner: &Owner) -> Option<&MemberRecord> {
         let member = self.member(owner.slot)?;
         let is_live = member.membership == Membership::Live;

@@ -221,7 +221,6 @@ pub struct Outcome {
 
 impl Outcome {
     /// Of what takes effect at once and needs no restart.
-    #[must_use]
     pub fn immediate(differences: Vec<String>) -> Outcome {
         Outcome { differences, needs_restart: Vec::new(), kept: true }
     }

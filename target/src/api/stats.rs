@@ -220,7 +220,6 @@ pub struct InFlight {
 
 impl Latency {
     /// Of a sum and the counts of all buckets.
-    #[must_use]
     pub fn new(time_ns: u64, counts: &[u64; BUCKETS]) -> Latency {
         let bound = |at| bound_ns(at).unwrap_or(ENDLESS_NS);
         let below = counts.iter().enumerate().filter(|(_, count)| **count != 0);
@@ -228,20 +227,17 @@ impl Latency {
     }
 
     /// How many commands.
-    #[must_use]
     pub fn commands(&self) -> u64 {
         self.below.iter().map(|[_, count]| count).sum()
     }
 
     /// Mean, in nanoseconds; absent without commands.
-    #[must_use]
     pub fn mean_ns(&self) -> Option<u64> {
         self.time_ns.checked_div(self.commands())
     }
 
     /// Quantile for a share of the commands (0 to 1), in nanoseconds, as if the times within a
     /// bucket were spread evenly; absent without commands.
-    #[must_use]
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -279,7 +275,6 @@ impl Latency {
     }
 
     /// Returns the difference from an earlier snapshot.
-    #[must_use]
     pub fn since(&self, earlier: &Latency) -> Latency {
         let before = |bound: u64| {
             let at = earlier.below.binary_search_by_key(&bound, |[bound, _]| *bound);
@@ -295,7 +290,6 @@ impl Latency {
 
 impl Operations {
     /// An empty entry of this kind.
-    #[must_use]
     pub fn none(op: &str) -> Operations {
         Operations { op: op.to_owned(), ..Operations::default() }
     }
@@ -315,7 +309,6 @@ impl Operations {
     }
 
     /// Returns the difference from an earlier snapshot.
-    #[must_use]
     pub fn since(&self, earlier: &Operations) -> Operations {
         let stage = |own: &StageLatency| {
             let before = earlier.stages.iter().find(|one| one.stage == own.stage);
@@ -336,7 +329,6 @@ impl Operations {
 
 impl ControllerStats {
     /// Returns the difference from an earlier snapshot, of the time between or since the connection.
-    #[must_use]
     pub fn since(&self, earlier: Option<&ControllerStats>) -> ControllerStats {
         let Some(earlier) = earlier else { return self.clone() };
         let before = |op: &str| earlier.ops.iter().flatten().find(|own| own.op == op);
@@ -360,13 +352,11 @@ impl ControllerStats {
 
 impl Row {
     /// Commands of a kind.
-    #[must_use]
     pub fn op(&self, op: &str) -> Option<&Operations> {
         self.ops.iter().find(|own| own.op == op)
     }
 
     /// Whether another row has the same subsystem, namespace and host.
-    #[must_use]
     pub fn is_of(&self, other: &Row) -> bool {
         (&self.subsystem, self.nsid, &self.host) == (&other.subsystem, other.nsid, &other.host)
     }
@@ -376,7 +366,6 @@ impl Stats {
     /// Difference from an earlier snapshot: counts are differences, `at_us` is the period, and
     /// levels (buffers, waiting commands) are current. After a restart of the daemon, totals since
     /// then.
-    #[must_use]
     pub fn since(&self, earlier: &Stats) -> Stats {
         if earlier.at_us > self.at_us {
             return self.clone();

@@ -47,13 +47,11 @@ pub struct HostConfig {
 
 impl HostConfig {
     /// Whether its hashes or groups differ from those of all hosts.
-    #[must_use]
     pub(crate) fn has_own_policy(&self) -> bool {
         self.hashes.is_some() || self.groups.is_some()
     }
 
     /// Hashes and groups that may be negotiated with it; `all`: those of other hosts.
-    #[must_use]
     pub fn policy(&self, all: &Policy) -> Policy {
         let (hashes, groups) = (self.hashes.clone(), self.groups.clone());
         Policy {

@@ -139,7 +139,6 @@ impl ConfigFiles {
     }
 
     /// Returns the files to write so that they contain `new`, by name.
-    #[must_use]
     pub fn rewritten<'s>(&'s self, new: &'s ConfigFiles) -> Vec<Rewritten<'s>> {
         let text = |of: &'s ConfigFiles, file: &Path| {
             let found = of.files().find(|source| source.file.as_deref() == Some(file));
@@ -167,7 +166,6 @@ impl ConfigFiles {
     }
 
     /// Warnings, a sentence each: files that are writable for all users, and earlier names of keys.
-    #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let unfinished = self.unfinished.iter().map(|record| {
             let shown = record.display();

@@ -36,19 +36,16 @@ pub struct GroupConfig {
 
 impl GroupConfig {
     /// Name of the object of the group.
-    #[must_use]
     pub fn object(&self) -> String {
         format!("nvmfd.{}", self.name)
     }
 
     /// What names the shared configuration in messages, as a file.
-    #[must_use]
     pub fn shared_place(&self) -> PathBuf {
         PathBuf::from(format!("rados:{}/{}", self.pool, self.object()))
     }
 
     /// The controller ids that this gateway gives.
-    #[must_use]
     pub fn cntlids(&self) -> RangeInclusive<u16> {
         let before = u16::from(self.slot) * CNTLIDS;
         before + 1..=before + CNTLIDS
@@ -167,7 +164,6 @@ impl Config {
 
     /// Digest of what all gateways of a group must declare alike: a host sees the same subsystems
     /// and namespaces through each of them.
-    #[must_use]
     pub fn group_digest(&self) -> String {
         let mut text = String::new();
         let mut subsystems: Vec<_> = self.subsystems.iter().collect();

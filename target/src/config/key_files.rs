@@ -85,7 +85,6 @@ pub enum KeyReader {
 
 impl KeyReader {
     /// The reader for a daemon: the owner of its state directory, or the user of its package.
-    #[must_use]
     pub fn of(state_directory: Option<&Path>) -> KeyReader {
         if !geteuid().is_root() {
             return KeyReader::This;

@@ -28,7 +28,6 @@ const EVERY_SECTION: &str = r#"
 
 /// Keys by title of a section (`[limits]`, `[[subsystem]]`; `the file` for those before all
 /// sections). Sections inside are keys as well.
-#[must_use]
 pub fn known_keys() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let sources = ConfigFiles::from(EVERY_SECTION);
     let report = Diagnostics::new(&sources);

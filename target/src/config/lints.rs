@@ -12,7 +12,6 @@ use crate::core::subsystem::ana::{ANA_GROUPS, ANATT_S};
 
 impl Config {
     /// Warnings about valid settings, one sentence each.
-    #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         nothing_served(self, &mut warnings);

@@ -44,7 +44,6 @@ impl ManagementConfig {
     /// Path of the socket: as configured, else in the runtime directory of the service manager
     /// (`$RUNTIME_DIRECTORY`; it may name several, with colons between them), else
     /// [`DEFAULT_SOCKET`].
-    #[must_use]
     pub fn path(&self, runtime_directory: Option<&OsStr>) -> PathBuf {
         if let Some(path) = &self.socket {
             return path.clone();

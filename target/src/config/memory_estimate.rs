@@ -21,13 +21,11 @@ const ENTRY_BYTES: u64 = 1_515;
 const CONTROLLER_BYTES: u64 = 27_000;
 
 /// Bytes of a queue with this number of entries.
-#[must_use]
 pub fn queue_bytes(entries: u16) -> u64 {
     QUEUE_BYTES + ENTRY_BYTES * u64::from(entries)
 }
 
 /// Bytes of a host with this number of I/O queues, each with this number of entries.
-#[must_use]
 pub fn host_bytes(io_queues: u16, entries: u16) -> u64 {
     let queues = u64::from(io_queues) * queue_bytes(entries);
     CONTROLLER_BYTES + queue_bytes(ADMIN_ENTRIES) + queues

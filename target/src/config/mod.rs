@@ -167,7 +167,6 @@ pub struct ReactorConfig {
 impl ReactorConfig {
     /// The number of reactors on this machine. `"auto"` means one for every CPU that is listed or,
     /// without a list, that the process may use.
-    #[must_use]
     pub fn count(&self) -> usize {
         match self.threads {
             Threads::Count(count) => usize::from(count),
@@ -308,7 +307,6 @@ pub struct SubsystemConfig {
 
 impl SubsystemConfig {
     /// Whether this host may connect. (A host's NQN is a claim; only a host with a key proves it.)
-    #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.allow_any_host || self.hosts.contains(host)
     }
@@ -458,13 +456,11 @@ impl Config {
     }
 
     /// The addresses of the listeners, in the order of the text.
-    #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(|listener| listener.address).collect()
     }
 
     /// The plan of each reactor's pool.
-    #[must_use]
     pub fn pool_plan(&self) -> rdma::PoolPlan {
         rdma::PoolPlan {
             // A queue has twice as many slots as receives, for commands whose response is in flight.
@@ -478,7 +474,6 @@ impl Config {
     }
 
     /// The sections in which `next` differs and which only a restart can change.
-    #[must_use]
     pub fn needs_restart(&self, next: &Config) -> Vec<&'static str> {
         let differs = [
             (self.provider != next.provider, "provider"),

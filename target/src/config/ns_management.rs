@@ -36,13 +36,11 @@ pub struct ManagedConfig {
 impl ManagedConfig {
     /// Whether a host may manage namespaces. (A host's NQN is a claim; only a host with a key
     /// proves it.)
-    #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.any_host || self.hosts.contains(host)
     }
 
     /// Data for Identify Controller.
-    #[must_use]
     pub fn grant(&self) -> Grant {
         let ManagedConfig { quota_bytes, any_host, hosts, .. } = self;
         Grant { quota_bytes: *quota_bytes, any_host: *any_host, hosts: hosts.clone() }

@@ -67,7 +67,6 @@ impl Saving {
     }
 
     /// Whether an interrupted save was completed.
-    #[must_use]
     pub fn has_finished_another(&self) -> bool {
         self.finished
     }

@@ -32,7 +32,6 @@ const AS_ROOT: &str = "check as root, or as the user who runs the daemon";
 
 /// Checks a configuration. Prints it to stdout when it is valid, and logs warnings and errors.
 /// Returns whether the daemon could serve it.
-#[must_use]
 pub fn check(file: &Path) -> bool {
     let (declared, unread) = match declared(file) {
         Ok(found) => found,

@@ -14,7 +14,6 @@ use crate::config::{
 use crate::core::subsystem::ListenerConfig;
 
 /// Returns one sentence for each difference.
-#[must_use]
 pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     let mut lines = Vec::new();
     let by_id = |listener: &ListenerConfig| listener.id;

@@ -176,19 +176,16 @@ impl EffectiveConfig {
     }
 
     /// The configuration file.
-    #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 
     /// The resulting configuration.
-    #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
     /// Warnings about valid settings, one sentence each.
-    #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.read.warnings();
         warnings.extend(self.config.warnings());
@@ -206,7 +203,6 @@ impl EffectiveConfig {
     }
 
     /// The shared configuration of the gateway group, if it is used.
-    #[must_use]
     pub fn shared(&self) -> Option<&SharedConfig> {
         self.shared.as_ref()
     }
@@ -241,7 +237,6 @@ impl EffectiveConfig {
     }
 
     /// Unsaved changes.
-    #[must_use]
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
@@ -256,7 +251,6 @@ impl EffectiveConfig {
     }
 
     /// Whether changes survive a restart.
-    #[must_use]
     pub fn keeps(&self) -> bool {
         self.kept_in.is_some()
     }
@@ -558,7 +552,6 @@ fn unsaved(read: &str, kept: Vec<UnsavedChange>) -> impl Iterator<Item = Unsaved
 }
 
 /// Digest of several files with their names; of a single file as by `digest`.
-#[must_use]
 pub fn digest_all(sources: &ConfigFiles) -> String {
     if sources.more.is_empty() {
         return digest(&sources.main.text);

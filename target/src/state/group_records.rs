@@ -67,7 +67,6 @@ impl GroupRecords {
     }
 
     /// The record of a namespace in an ANA group.
-    #[must_use]
     pub fn namespace(self: &Arc<Self>, ana_group: u32, uuid: Uuid) -> NamespaceObject {
         NamespaceObject { records: Arc::clone(self), ana_group, uuid }
     }

@@ -161,7 +161,6 @@ struct LoadedSections {
 
 impl NamespaceFile {
     /// Returns the record in `directory`.
-    #[must_use]
     pub fn new(directory: &Path, uuid: Uuid) -> NamespaceFile {
         NamespaceFile { directory: directory.to_owned(), uuid }
     }

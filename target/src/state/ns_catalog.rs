@@ -36,13 +36,11 @@ pub struct NamespaceCatalogRecord {
 
 impl NamespaceCatalogRecord {
     /// An empty record of a subsystem.
-    #[must_use]
     pub fn new(subsystem: Nqn) -> NamespaceCatalogRecord {
         NamespaceCatalogRecord { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
     }
 
     /// The total size of all namespaces, in bytes.
-    #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
     }

@@ -83,7 +83,6 @@ impl fmt::Display for SharedWriteError {
 
 impl SharedConfig {
     /// That of a group that has none yet: no subsystem.
-    #[must_use]
     pub fn none() -> SharedConfig {
         let (digest, gateway) = (digest(""), "-".to_owned());
         let version = SharedVersion { number: 0, digest, gateway, at_unix_s: 0 };

@@ -111,7 +111,6 @@ impl UsageStore {
     }
 
     /// Returns the counters of a subsystem, continued from the persisted ones.
-    #[must_use]
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
         Arc::clone(lock(&self.usages).entry(*subsystem).or_insert_with(|| {
             let Some(directory) = &self.directory else { return Arc::default() };
@@ -152,7 +151,6 @@ impl UsageStore {
     }
 
     /// Starts the thread that writes; `None` without a directory.
-    #[must_use]
     pub fn keep(self: Arc<UsageStore>, power: PowerLog) -> Option<UsageWriter> {
         let directory = self.directory.clone()?;
         let woken = lock(&self.woken).take()?;

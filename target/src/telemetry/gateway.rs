@@ -24,7 +24,6 @@ pub struct GroupView {
 
 impl GroupView {
     /// The state of the group.
-    #[must_use]
     pub fn group(&self) -> GatewayGroup {
         lock(&self.group).clone()
     }
@@ -40,7 +39,6 @@ impl GroupView {
     }
 
     /// Hands a request over; false: nobody receives it.
-    #[must_use]
     pub fn request(&self, request: GroupRequest) -> bool {
         lock(&self.requests).as_ref().is_some_and(|requests| requests.send(request).is_ok())
     }

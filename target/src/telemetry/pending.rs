@@ -24,7 +24,6 @@ struct PendingState {
 
 impl Pending {
     /// All pending and held devices and listeners.
-    #[must_use]
     pub fn list(&self) -> Vec<String> {
         let state = lock(&self.0);
         state.sentences.iter().chain(&state.held).cloned().collect()

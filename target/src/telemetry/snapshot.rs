@@ -22,7 +22,6 @@ use crate::core::stats::stage_timer::Stage;
 const OTHER: &str = "other";
 
 /// All counts of all reactors, of a target that started then; without those of controllers.
-#[must_use]
 pub fn stats(
     observers: &[Arc<ReactorStats>],
     reactors: &[Arc<PollStats>],
@@ -65,7 +64,6 @@ pub fn stats(
 }
 
 /// The commands of these controllers, without those of discovery, on all reactors.
-#[must_use]
 pub fn controllers(
     observers: &[Arc<ReactorStats>],
     controllers: &[Controller],
@@ -110,7 +108,6 @@ fn by_kind(sums: &[io_stats::Sums; Kind::ALL.len()]) -> Vec<Sums> {
 }
 
 /// The recorded slow commands, the latest first.
-#[must_use]
 pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
     let (now, today) = (Instant::now(), SystemTime::now());
     let today = today.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -28,7 +28,6 @@ pub enum Proofs {
 }
 
 /// The keys of the target.
-#[must_use]
 pub fn keyring(profile: &Profile) -> Option<Keyring> {
     let keys = |host| {
         let machine = profile.machine(host);
@@ -40,7 +39,6 @@ pub fn keyring(profile: &Profile) -> Option<Keyring> {
 }
 
 /// The secret of a host.
-#[must_use]
 pub fn secret(profile: &Profile, host: usize) -> Option<Secret> {
     match profile.proofs {
         Proofs::None => None,

@@ -50,7 +50,6 @@ impl SimDirectory {
     }
 
     /// Its path.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -82,7 +81,6 @@ impl SimDirectory {
     }
 
     /// Whether the process was killed in an operation.
-    #[must_use]
     pub fn is_dead(&self) -> bool {
         lock(&self.files).dead.is_some()
     }

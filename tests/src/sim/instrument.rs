@@ -28,20 +28,17 @@ pub struct BufferTracker {
 
 impl BufferTracker {
     /// For a pool.
-    #[must_use]
     pub fn new(plan: &PoolPlan) -> BufferTracker {
         let grains = plan.total_bytes() / GRAIN_BYTES;
         BufferTracker { grains: vec![false; grains as usize], bytes: 0, fault: None }
     }
 
     /// Bytes of all buffers owned by the provider.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The first violation, if any.
-    #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }

@@ -136,7 +136,6 @@ pub fn run(setup: Setup) -> Outcome {
 }
 
 /// Runs a seed with another profile than its own.
-#[must_use]
 pub fn run_profile(setup: Setup, profile: Profile) -> Outcome {
     let start = Instant::now();
     let trace = Arc::new(Trace::new(setup.telling, start));

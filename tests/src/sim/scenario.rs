@@ -166,7 +166,6 @@ fn micros(dice: &mut Rng, from: u64, to: u64) -> Duration {
 
 impl Profile {
     /// The profile of a seed, for a run of this number of commands.
-    #[must_use]
     pub fn new(seed: u64, commands: u32) -> Profile {
         let dice = &mut Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
         for _ in 0..8 {
@@ -287,25 +286,21 @@ impl Profile {
     }
 
     /// Whether devices are removed.
-    #[must_use]
     pub fn loses_devices(&self) -> bool {
         self.mishaps.iter().any(|(_, mishap)| matches!(mishap, Mishap::Unplug(..)))
     }
 
     /// Maximum of sectors of a namespace.
-    #[must_use]
     pub fn sectors(&self, space: usize) -> u32 {
         self.shapes[space].0 << self.shift(space)
     }
 
     /// log2 of the sectors in a block of a namespace, before any format.
-    #[must_use]
     pub fn shift(&self, space: usize) -> u8 {
         (self.shapes[space].1 / SECTOR_BYTES).trailing_zeros() as u8
     }
 
     /// Longest stall of the devices, including repeated ones.
-    #[must_use]
     pub fn longest_stall(&self) -> Duration {
         let stalls = self.mishaps.iter().map(|(_, mishap)| match mishap {
             Mishap::Stall(time) => *time,
@@ -315,27 +310,23 @@ impl Profile {
     }
 
     /// The path of a host.
-    #[must_use]
     pub fn path(&self, host: usize) -> usize {
         host % self.paths
     }
 
     /// The machine of a host.
-    #[must_use]
     pub fn machine(&self, host: usize) -> usize {
         if self.twins { host / 2 } else { host }
     }
 
     /// Whether the target may lack receives for the queues that it has granted: queues are granted
     /// before they are connected, to several hosts at once.
-    #[must_use]
     pub fn is_cramped(&self) -> bool {
         let of_host = 32 + u32::from(self.io_queues) * u32::from(self.entries);
         self.hosts as u32 * of_host + 64 >= self.receives
     }
 
     /// The target's address, or that of a host, counted from 0.
-    #[must_use]
     pub fn address(&self, host: Option<usize>) -> IpAddr {
         let number = host.map_or(1, |host| host as u16 + 2);
         match self.v6 {

@@ -31,7 +31,6 @@ pub struct Trace {
 
 impl Trace {
     /// The trace of a run that begins at `start`.
-    #[must_use]
     pub fn new(telling: Telling, start: Instant) -> Trace {
         Trace {
             telling,
@@ -62,7 +61,6 @@ impl Trace {
     }
 
     /// Whether lines are kept or printed.
-    #[must_use]
     pub fn is_told(&self) -> bool {
         self.telling != Telling::Nothing
     }
@@ -85,13 +83,11 @@ impl Trace {
     }
 
     /// The hash.
-    #[must_use]
     pub fn sum(&self) -> u64 {
         self.sum.load(Ordering::Relaxed)
     }
 
     /// The lines that were kept.
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
     }

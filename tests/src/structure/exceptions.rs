@@ -19,13 +19,11 @@ impl Exceptions {
     }
 
     /// As [`Exceptions::read`], from a text.
-    #[must_use]
     pub fn from(text: &str) -> Exceptions {
         Exceptions(lines(text).map(str::to_owned).collect())
     }
 
     /// Number of exceptions.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }

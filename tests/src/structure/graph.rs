@@ -23,19 +23,16 @@ impl Graph {
     }
 
     /// Number of nodes.
-    #[must_use]
     pub fn nodes(&self) -> usize {
         self.uses.len()
     }
 
     /// Number of edges.
-    #[must_use]
     pub fn edges(&self) -> usize {
         self.uses.values().map(BTreeSet::len).sum()
     }
 
     /// Strongly connected components, each after those that it uses (Tarjan 1972).
-    #[must_use]
     pub fn components(&self) -> Vec<Vec<&str>> {
         let mut search = Search::new(self);
         for name in self.uses.keys() {
@@ -47,13 +44,11 @@ impl Graph {
     }
 
     /// The largest strongly connected component; one node if there is no cycle.
-    #[must_use]
     pub fn largest_cycle(&self) -> Vec<&str> {
         self.components().into_iter().max_by_key(Vec::len).unwrap_or_default()
     }
 
     /// Number of layers, if each component is one above the highest that it uses.
-    #[must_use]
     pub fn layers(&self) -> usize {
         let mut of: BTreeMap<&str, usize> = BTreeMap::new();
         for component in self.components() {
@@ -69,7 +64,6 @@ impl Graph {
 
     /// Edges against a greedily found order (Eades, Lin and Smyth 1993): about as many as have to
     /// be cut to remove all cycles.
-    #[must_use]
     pub fn upward(&self) -> usize {
         let mut left: BTreeSet<&str> = self.uses.keys().map(String::as_str).collect();
         let (mut top, mut bottom) = (Vec::new(), Vec::new());

@@ -62,13 +62,11 @@ impl Layers {
     }
 
     /// The path of a file after all moves.
-    #[must_use]
     pub fn moved<'a>(&'a self, file: &'a str) -> &'a str {
         self.moves.get(file).map_or(file, String::as_str)
     }
 
     /// Number of files that are still to be moved.
-    #[must_use]
     pub fn moves_left(&self, checkout: &Path) -> usize {
         self.moves.keys().filter(|file| checkout.join(file).exists()).count()
     }
@@ -94,7 +92,6 @@ impl Layers {
 
     /// Imports upward or sideways: as in the list of exceptions, and with present paths. Re-exports
     /// of a directory's `mod.rs` do not count.
-    #[must_use]
     pub fn upward(&self, read: &Crate) -> BTreeMap<String, String> {
         let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for ((from, to), is_reexport) in read.imports() {

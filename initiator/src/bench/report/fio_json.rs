@@ -6,7 +6,6 @@ use super::{PERCENTILES, Report, Side, Spread, percents};
 
 impl Report {
     /// Formats the report like fio, pretty-printed. `cpu_ns_per_io` is an addition.
-    #[must_use]
     pub fn json(&self, timestamp_ms: u64) -> String {
         let whole = json!({
             "fio version": concat!("nvmf-", env!("CARGO_PKG_VERSION")),

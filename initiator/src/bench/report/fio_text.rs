@@ -7,7 +7,6 @@ use super::{PERCENTILES, Report, Side, Spread, percents};
 
 impl Report {
     /// Formats the report like fio, with an additional line: the CPU time per command.
-    #[must_use]
     pub fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.

@@ -77,7 +77,6 @@ pub struct Spread {
 
 impl Side {
     /// Creates empty results; space for `samples` intervals.
-    #[must_use]
     pub fn new(samples: usize) -> Side {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3);
         Side {
@@ -137,20 +136,17 @@ impl Side {
     }
 
     /// Number of commands.
-    #[must_use]
     pub fn ios(&self) -> u64 {
         self.histogram.len()
     }
 
     /// Number of bytes transferred.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Returns the latency, in nanoseconds, below which `percentile` of 100 commands are. Exact
     /// to one part in a thousand.
-    #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> u64 {
         match self.histogram.is_empty() {
             true => 0,
@@ -159,7 +155,6 @@ impl Side {
     }
 
     /// Returns the distribution of latencies in nanoseconds.
-    #[must_use]
     pub(crate) fn latency_ns(&self) -> Spread {
         let count = self.ios();
         if count == 0 {
@@ -210,7 +205,6 @@ pub struct Cpu {
 
 impl Cpu {
     /// Returns the usage of the calling thread so far.
-    #[must_use]
     pub(crate) fn of_thread() -> Cpu {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Cpu::default() };
         let time = |time: nix::sys::time::TimeVal| {
@@ -238,7 +232,6 @@ impl Cpu {
     }
 
     /// Returns the usage since `before`.
-    #[must_use]
     pub fn since(&self, before: &Cpu) -> Cpu {
         Cpu {
             user: self.user.saturating_sub(before.user),
@@ -339,7 +332,6 @@ impl Report {
     }
 
     /// Returns the CPU time of this host per command, in nanoseconds.
-    #[must_use]
     pub(crate) fn cpu_ns_per_io(&self) -> f64 {
         (self.cpu.user + self.cpu.system).as_nanos() as f64 / self.ios().max(1) as f64
     }

@@ -18,7 +18,6 @@ pub struct Printing {
 
 impl Printing {
     /// Whether the results are printed for a program.
-    #[must_use]
     pub fn is_json(&self) -> bool {
         self.json || self.output_format == Format::Json
     }

@@ -40,7 +40,6 @@ pub struct Progress {
 
 impl Progress {
     /// Creates the progress of an operation that takes `total`.
-    #[must_use]
     pub fn new(how: How, total: Duration) -> Progress {
         let live = how == How::Auto && std::io::stderr().is_terminal();
         let bar = live.then(|| {
@@ -54,7 +53,6 @@ impl Progress {
     }
 
     /// Whether progress is displayed: otherwise rates need not be computed.
-    #[must_use]
     pub(crate) fn is_seen(&self) -> bool {
         self.json || self.bar.is_some()
     }

@@ -103,7 +103,6 @@ pub struct Gateway {
 
 impl Gateway {
     /// A gateway that is no member yet.
-    #[must_use]
     pub fn new(member: Member, timing: Timing, now: Duration) -> Gateway {
         let groups = member.declared.groups.iter();
         Gateway {
@@ -143,7 +142,6 @@ impl Gateway {
     }
 
     /// When the next [`Event::Tick`] is due.
-    #[must_use]
     pub fn deadline(&self) -> Duration {
         let client = match self.client {
             Client::Missing(at) => Some(at),
@@ -173,26 +171,22 @@ impl Gateway {
     }
 
     /// Whether its own heartbeat is fresh: without it no group is optimized.
-    #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.heartbeats.is_fresh(self.now, &self.timing)
     }
 
     /// The group object as it was read last.
-    #[must_use]
     pub fn object(&self) -> &GroupObject {
         &self.object
     }
 
     /// What this gateway has in force of the shared configuration, if it uses it.
-    #[must_use]
     pub fn applied(&self) -> Option<&Applied> {
         self.member.applied.as_ref()
     }
 
     /// Whether a later version of the shared configuration than here was in force at a gateway: then
     /// this one takes no group.
-    #[must_use]
     pub fn is_outdated(&self) -> bool {
         !self.may_take(self.member.slot)
     }
@@ -208,7 +202,6 @@ impl Gateway {
 
     /// The moves that would give each live member that takes groups as many as the others, or one
     /// more.
-    #[must_use]
     pub fn balance(&self) -> Vec<(u32, Slot)> {
         let mut live = self.live_members();
         live.retain(|slot| self.may_take(*slot));
@@ -220,20 +213,17 @@ impl Gateway {
     }
 
     /// The move that has begun, or is next.
-    #[must_use]
     pub fn next_move(&self) -> Option<(u32, Slot)> {
         self.moves.next()
     }
 
     /// Members whose heartbeats change, and this one.
-    #[must_use]
     pub fn live_members(&self) -> BTreeSet<Slot> {
         self.heartbeats.live(&self.object, self.now, &self.timing).collect()
     }
 
     /// The other members whose heartbeats change, as far as it can tell: while its own are not
     /// confirmed it knows nothing of others.
-    #[must_use]
     pub fn peers(&self) -> Option<Vec<&MemberRecord>> {
         let live = self.heartbeats.live(&self.object, self.now, &self.timing);
         let others = live.filter(|slot| *slot != self.member.slot);
@@ -242,7 +232,6 @@ impl Gateway {
     }
 
     /// A live member that declares something else: until it has ended this gateway does not join.
-    #[must_use]
     pub fn differing(&self) -> Option<&MemberRecord> {
         match self.client {
             Client::Connected(_) => self.differing_member(self.now),

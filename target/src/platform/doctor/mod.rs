@@ -92,7 +92,6 @@ impl fmt::Display for Finding {
 }
 
 /// Checks this machine for a configuration. Some of it is visible to root only.
-#[must_use]
 pub fn examine_machine(config: Option<&Config>) -> Vec<Finding> {
     let mut findings = machine::examine(config);
     findings.extend(ports::examine(config));
@@ -103,7 +102,6 @@ pub fn examine_machine(config: Option<&Config>) -> Vec<Finding> {
 /// Checks the files, devices, keys and hosts of a configuration, as the user of this process. Serves
 /// and changes nothing; creates and removes a file if there is no other way to check that files can be
 /// created.
-#[must_use]
 pub fn examine_resources(config: &Config) -> Vec<Finding> {
     let mut findings = storage::examine(config);
     findings.extend(hosts::examine(config));
@@ -111,7 +109,6 @@ pub fn examine_resources(config: &Config) -> Vec<Finding> {
 }
 
 /// Returns the most severe level; `Ok` if there are no findings.
-#[must_use]
 pub fn worst(findings: &[Finding]) -> Level {
     findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
 }

@@ -14,7 +14,6 @@ use crate::config::{Config, NamespaceKind};
 struct Sandbox<'t>(&'t str);
 
 /// Checks the backing stores of a configuration against the sandbox of the unit.
-#[must_use]
 pub fn examine_sandbox(config: &Config) -> Vec<Finding> {
     let properties = "--property=ProtectSystem,ProtectHome,PrivateTmp,ReadWritePaths,BindPaths,\
                       StateDirectory,DevicePolicy,DeviceAllow";

@@ -22,7 +22,6 @@ struct Credentials {
 
 /// Continues as the user of the unit, with its groups, if this process is root's and there is such a
 /// unit with another user. There is no way back. Returns a finding; of level `Ok` if that was done.
-#[must_use]
 pub fn assume_unit_user() -> Option<Finding> {
     if !geteuid().is_root() {
         return None;

@@ -169,7 +169,6 @@ impl SimDevice {
     ///
     /// # Panics
     /// A size is invalid.
-    #[must_use]
     pub fn new(
         seed: u64,
         faults: DeviceFaults,
@@ -321,13 +320,11 @@ impl SimDevice {
     }
 
     /// Time of the next event, without completions that are ready.
-    #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         self.due.keys().next().map(|(due, _)| *due)
     }
 
     /// Operations that have not completed.
-    #[must_use]
     pub fn under_way(&self) -> usize {
         self.rings.iter().map(Flights::in_flight).sum()
     }
@@ -419,7 +416,6 @@ impl SimDevice {
 
     /// Whether a store failed to make data durable, or is removed: it is in the same state as after
     /// a power failure.
-    #[must_use]
     pub fn is_doomed(&self) -> bool {
         let is_doomed = |store: &Media| store.removed || store.backing.sync_failure().is_some();
         self.stores.iter().any(is_doomed)

@@ -45,13 +45,11 @@ pub struct Aborts {
 
 impl Aborts {
     /// With this number of Aborts per mille of commands.
-    #[must_use]
     pub fn new(chance: u16) -> Aborts {
         Aborts { chance, open: BTreeMap::new(), aborts: Vec::new() }
     }
 
     /// Whether any command may end aborted.
-    #[must_use]
     pub fn are_there(&self) -> bool {
         self.chance > 0
     }

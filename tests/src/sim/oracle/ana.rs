@@ -28,7 +28,6 @@ pub struct Paths {
 
 impl Paths {
     /// All optimized.
-    #[must_use]
     pub fn new(profile: &Profile) -> Paths {
         let optimized = vec![(AnaState::OPTIMIZED, 0); profile.shapes.len()];
         Paths {
@@ -65,7 +64,6 @@ impl Paths {
     }
 
     /// Whether an ANA state may explain a refused command; [`Paths::check`] is exact.
-    #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
         is_of_paths(status)
             && (op.is_for_blocks()
@@ -134,7 +132,6 @@ fn refusal(state: AnaState) -> Option<Status> {
 }
 
 /// Whether a status asks for another path.
-#[must_use]
 pub fn is_of_paths(status: Status) -> bool {
     [Status::ANA_INACCESSIBLE, Status::ANA_PERSISTENT_LOSS, Status::ANA_TRANSITION]
         .into_iter()

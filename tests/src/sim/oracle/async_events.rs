@@ -37,7 +37,6 @@ pub struct ExpectedEvents {
 
 impl ExpectedEvents {
     /// For this number of hosts.
-    #[must_use]
     pub fn new(hosts: usize) -> ExpectedEvents {
         ExpectedEvents { owed: Vec::new(), logs: vec![Vec::new(); hosts] }
     }
@@ -88,7 +87,6 @@ impl ExpectedEvents {
     }
 
     /// A notification that is overdue.
-    #[must_use]
     pub fn overdue(&self, now: Instant) -> Option<String> {
         let late = self.owed.iter().find(|owed| owed.until < now)?;
         Some(format!("host {} was never told of a change: {:?}", late.host, late.what))

@@ -141,7 +141,6 @@ pub struct Model {
 
 impl Model {
     /// Namespaces of these numbers of blocks, all zeros.
-    #[must_use]
     pub fn new(blocks: &[u32]) -> Model {
         let zeros = Entry {
             op: 0,
@@ -171,14 +170,12 @@ impl Model {
     }
 
     /// Maximum number of commands that may still change one of these blocks.
-    #[must_use]
     pub fn crowd(&self, span: Span) -> usize {
         let open = |entries: &Vec<Entry>| entries.iter().filter(|entry| entry.open).count();
         self.blocks(span).iter().map(open).max().unwrap_or(0)
     }
 
     /// A guess of the contents of these blocks.
-    #[must_use]
     pub fn guess(&self, span: Span) -> Vec<Value> {
         let last = |entries: &Vec<Entry>| {
             let mut over = entries.iter().filter(|entry| !entry.open && entry.gone == NEVER);
@@ -243,7 +240,6 @@ impl Model {
     }
 
     /// Whether all of these values, which were just read, are left by a power failure.
-    #[must_use]
     pub fn is_left(&self, span: Span, found: &[Value]) -> bool {
         self.blocks(span).iter().zip(found).all(|(entries, value)| {
             let mut there = entries.iter().filter(|entry| entry.held.may_be(*value));

@@ -20,13 +20,11 @@ pub struct DisconnectOracle {
 
 impl DisconnectOracle {
     /// With this number of Disconnects per mille of commands.
-    #[must_use]
     pub fn new(chance: u16) -> DisconnectOracle {
         DisconnectOracle { chance, open: BTreeMap::new(), leaving: BTreeSet::new() }
     }
 
     /// Disconnects per mille of commands.
-    #[must_use]
     pub fn chance(&self) -> u16 {
         self.chance
     }
@@ -76,7 +74,6 @@ impl DisconnectOracle {
     }
 
     /// Whether this may explain a failed command; [`DisconnectOracle::answered`] is exact.
-    #[must_use]
     pub fn excuses(&self, status: Status) -> bool {
         self.chance > 0 && status.is(Status::ABORTED_SQ_DELETION)
     }

@@ -73,7 +73,6 @@ pub struct Formats {
 
 impl Formats {
     /// For all hosts and namespaces.
-    #[must_use]
     pub fn new(profile: &Profile) -> Formats {
         let shifts = || (0..profile.shapes.len()).map(|space| profile.shift(space));
         let format = |shift| Format {
@@ -111,39 +110,33 @@ impl Formats {
     }
 
     /// log2 of the sectors in a block, as known to a host.
-    #[must_use]
     pub fn believed(&self, host: usize, space: usize) -> u8 {
         self.beliefs[host][space].shift
     }
 
     /// A namespace that a host has to query, and has not.
-    #[must_use]
     pub fn next_doubt(&self, host: usize) -> Option<usize> {
         self.beliefs[host].iter().position(|belief| belief.doubts && !belief.asked)
     }
 
     /// Whether a host, and every other, is certain about a namespace.
-    #[must_use]
     pub fn is_clear(&self, host: usize, space: usize) -> bool {
         let belief = self.beliefs[host][space];
         self.formats[space].order.is_none() && !belief.doubts && !belief.asked
     }
 
     /// Whether a format may have been in progress while a command was.
-    #[must_use]
     pub fn may_hold(&self, op: &Op) -> bool {
         let Format { order, settled, .. } = self.formats[op.span.space];
         order.is_some() || settled >= op.began
     }
 
     /// Whether one of them has not ended.
-    #[must_use]
     pub fn are_under_way(&self) -> bool {
         self.formats.iter().any(|format| format.order.is_some())
     }
 
     /// Whether a host may send commands without data that change blocks.
-    #[must_use]
     pub fn may_be_bare(&self, host: usize, space: usize) -> bool {
         let Format { order, size, .. } = self.formats[space];
         let keeps = order.is_none_or(|(_, new_size)| Some(new_size) == size);
@@ -151,7 +144,6 @@ impl Formats {
     }
 
     /// Whether a host may send a command on these blocks: whole ones, as it knows them.
-    #[must_use]
     pub fn can_send(&self, host: usize, kind: &Kind, span: Span) -> bool {
         let shift = self.beliefs[host][span.space].shift;
         let moves = matches!(kind, Kind::Read | Kind::Write { .. } | Kind::Compare(_));
@@ -300,7 +292,6 @@ impl Formats {
     }
 
     /// Whether a format may explain a failed command; [`Formats::answered`] is exact.
-    #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
         // The same number of blocks of another size may exceed the maximum transfer (MDTS).
         let of_size =

@@ -118,7 +118,6 @@ pub struct Outcome<'a> {
 
 impl NsManagementOracle {
     /// Without namespaces.
-    #[must_use]
     pub fn new(profile: &Profile) -> NsManagementOracle {
         let hosts = 0..profile.hosts;
         NsManagementOracle {

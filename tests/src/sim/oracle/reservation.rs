@@ -62,7 +62,6 @@ pub struct Fencing {
 
 impl Fencing {
     /// For this number of namespaces and hosts, without reservations.
-    #[must_use]
     pub fn new(spaces: usize, hosts: usize, chance: u16, persistent: bool) -> Fencing {
         let model = || Model {
             known: Known::All(State { registrants: vec![false; hosts], held: None }),

@@ -23,7 +23,6 @@ pub struct Scope {
 
 impl Scope {
     /// All visible, for this number of hosts, and of these sizes.
-    #[must_use]
     pub fn new(hosts: usize, blocks: &[u32]) -> Scope {
         Scope {
             there: vec![vec![(true, 0); blocks.len()]; hosts],
@@ -72,13 +71,11 @@ impl Scope {
     }
 
     /// Whether a host sees a namespace.
-    #[must_use]
     pub fn is_there(&self, host: usize, space: usize) -> bool {
         self.there[host][space].0
     }
 
     /// Whether the host does not see the namespace of a command, or did not for a while.
-    #[must_use]
     pub fn is_absent(&self, op: &Op) -> bool {
         let (there, since) = self.there[op.host][op.span.space];
         !there || since > op.began
@@ -106,14 +103,12 @@ impl Scope {
     }
 
     /// The size of the namespace of a command, if it did not change.
-    #[must_use]
     pub fn size_of(&self, op: &Op) -> Option<u32> {
         let (size, since) = self.sizes[op.span.space];
         (since < op.began).then_some(size)
     }
 
     /// Whether this may explain a failed command; [`Scope::check`] is exact.
-    #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
         let (size, since) = self.sizes[op.span.space];
         let beyond = end(op).is_some_and(|end| end > size) || since >= op.began;
@@ -123,7 +118,6 @@ impl Scope {
 }
 
 /// The identity of a namespace, with its first backing store or a later one.
-#[must_use]
 pub fn name(space: usize, generation: u8) -> [u8; 16] {
     let mut name = [space as u8 + 1; 16];
     name[15] = name[15].wrapping_add(generation.wrapping_mul(16));

@@ -39,7 +39,6 @@ pub struct WriteProtectOracle {
 
 impl WriteProtectOracle {
     /// For this number of namespaces, all unprotected.
-    #[must_use]
     pub fn new(spaces: usize, chance: u16) -> WriteProtectOracle {
         let shield = |_| Shield { known: Some(false), order: None, settled: 0, ended: Vec::new() };
         WriteProtectOracle {
@@ -133,7 +132,6 @@ impl WriteProtectOracle {
     }
 
     /// Whether write protection may explain a failed command.
-    #[must_use]
     pub fn excuses(&self, status: Status) -> bool {
         self.chance > 0 && status.is(Status::NAMESPACE_WRITE_PROTECTED)
     }

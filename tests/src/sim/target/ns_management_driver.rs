@@ -124,13 +124,11 @@ impl NsManagementDriver {
     }
 
     /// The sender of requests, until the next start.
-    #[must_use]
     pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
         self.worker.sender()
     }
 
     /// Time of its next step.
-    #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         match self.at_work.as_ref()?.next {
             Next::Files(_, due) => Some(due),
@@ -139,7 +137,6 @@ impl NsManagementDriver {
     }
 
     /// Whether a request is in progress.
-    #[must_use]
     pub fn is_busy(&self) -> bool {
         self.at_work.is_some()
     }
@@ -181,7 +178,6 @@ impl NsManagementDriver {
     }
 
     /// The served host-created namespaces.
-    #[must_use]
     pub fn entries(&self) -> &BTreeMap<u32, Entry> {
         &self.served.entries
     }

@@ -72,20 +72,17 @@ pub enum NsCommand {
 
 impl NsCommand {
     /// Whether it is an admin command.
-    #[must_use]
     pub fn is_admin(&self) -> bool {
         !matches!(self, NsCommand::Put(_) | NsCommand::Get(_))
     }
 
     /// Whether it changes namespaces or attachments.
-    #[must_use]
     pub fn is_order(&self) -> bool {
         use NsCommand::{Attach, Create, Delete, Detach};
         matches!(self, Create { .. } | Delete { .. } | Attach { .. } | Detach { .. })
     }
 
     /// Bytes of data.
-    #[must_use]
     pub fn data_bytes(&self) -> u32 {
         match self {
             NsCommand::Delete { .. } => 0,
@@ -95,7 +92,6 @@ impl NsCommand {
     }
 
     /// The submission queue entry.
-    #[must_use]
     pub fn sqe(&self) -> Sqe {
         let management =
             |sel, nsid| NamespaceManagement { sel, nsid, csi: Csi::NVM }.emit(Sgl::NONE);

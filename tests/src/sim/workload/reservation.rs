@@ -27,7 +27,6 @@ pub enum Order {
 
 impl Order {
     /// The command for namespace `nsid`.
-    #[must_use]
     pub fn sqe(self, nsid: u32) -> Sqe {
         let register = |action, how| {
             Register(0).with_action(action).with_persistence(how).emit(nsid, Sgl::NONE)
@@ -53,7 +52,6 @@ impl Order {
     }
 
     /// Bytes of its data.
-    #[must_use]
     pub fn data_bytes(self) -> u32 {
         match self {
             Order::Release(_) | Order::Clear => ReleaseKey::BYTES as u32,
