@@ -38,41 +38,26 @@ bits! {
     }
 }
 
-/// Fields of a Connect command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Connect {
-    /// Record format, 0.
-    pub recfmt: u16,
-    /// Queue id: 0 admin, from 1 I/O.
-    pub qid: u16,
-    /// Queue size in entries, minus one.
-    pub sqsize_z: u16,
-    /// Attributes.
-    pub cattr: ConnectAttributes,
-    /// Keep Alive Timeout in milliseconds, 0 for none; on the admin queue only.
-    pub kato_ms: u32,
+command! {
+    /// Fields of a Connect command.
+    pub struct Connect {
+        /// Record format, 0.
+        recfmt: u16 = cdw10[0, 16];
+        /// Queue id: 0 admin, from 1 I/O.
+        qid: u16 = cdw10[16, 16];
+        /// Queue size in entries, minus one.
+        sqsize_z: u16 = cdw11[0, 16];
+        /// Attributes.
+        cattr: ConnectAttributes = cdw11[16, 8];
+        /// Keep Alive Timeout in milliseconds, 0 for none; on the admin queue only.
+        kato_ms: u32 = cdw12[0, 32];
+    }
 }
 
 impl Connect {
-    /// Reads dwords 10 to 12.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            recfmt: command.cdw10 as u16,
-            qid: (command.cdw10 >> 16) as u16,
-            sqsize_z: command.cdw11 as u16,
-            cattr: ConnectAttributes((command.cdw11 >> 16) as u8),
-            kato_ms: command.cdw12,
-        }
-    }
-
     /// Returns the command, with its 1024 bytes of data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            cdw10: u32::from(self.recfmt) | u32::from(self.qid) << 16,
-            cdw11: u32::from(self.sqsize_z) | u32::from(self.cattr.0) << 16,
-            cdw12: self.kato_ms,
-            ..Sqe::fabrics(FabricsType::CONNECT).with_sgl(data)
-        }
+        self.put(Sqe::fabrics(FabricsType::CONNECT).with_sgl(data))
     }
 }
 
@@ -167,13 +152,14 @@ impl InvalidParameter {
     }
 }
 
-/// Fields of a Property Get command. The value is returned in the result, 4 or 8 bytes of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct PropertyGet {
-    /// Attributes: bits 2:0 are 0 for 4 bytes, 1 for 8 bytes.
-    pub attrib: u8,
-    /// The property.
-    pub property: Property,
+command! {
+    /// Fields of a Property Get command. The value is returned in the result, 4 or 8 bytes of it.
+    pub struct PropertyGet {
+        /// Attributes: bits 2:0 are 0 for 4 bytes, 1 for 8 bytes.
+        attrib: u8 = cdw10[0, 8];
+        /// The property.
+        property: Property = cdw11[0, 32];
+    }
 }
 
 impl PropertyGet {
@@ -182,18 +168,9 @@ impl PropertyGet {
         Self { attrib: property_attrib(property), property }
     }
 
-    /// Reads dwords 10 and 11.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self { attrib: command.cdw10 as u8, property: Property(command.cdw11) }
-    }
-
     /// The command.
     pub fn emit(&self) -> Sqe {
-        Sqe {
-            cdw10: self.attrib.into(),
-            cdw11: self.property.0,
-            ..Sqe::fabrics(FabricsType::PROPERTY_GET)
-        }
+        self.put(Sqe::fabrics(FabricsType::PROPERTY_GET))
     }
 
     /// Requested size, in bytes: 4, 8, or `None` if the attributes specify neither.
@@ -202,15 +179,16 @@ impl PropertyGet {
     }
 }
 
-/// Fields of a Property Set command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct PropertySet {
-    /// Attributes: bits 2:0 are 0 for 4 bytes, 1 for 8 bytes.
-    pub attrib: u8,
-    /// The property.
-    pub property: Property,
-    /// The value; if it has 4 bytes, in the lower half.
-    pub value: u64,
+command! {
+    /// Fields of a Property Set command.
+    pub struct PropertySet {
+        /// Attributes: bits 2:0 are 0 for 4 bytes, 1 for 8 bytes.
+        attrib: u8 = cdw10[0, 8];
+        /// The property.
+        property: Property = cdw11[0, 32];
+        /// The value; if it has 4 bytes, in the lower half.
+        value: u64 = cdw12[0, 32] cdw13[0, 32];
+    }
 }
 
 impl PropertySet {
@@ -219,24 +197,9 @@ impl PropertySet {
         Self { attrib: property_attrib(property), property, value }
     }
 
-    /// Reads dwords 10 to 13.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            attrib: command.cdw10 as u8,
-            property: Property(command.cdw11),
-            value: command.cdw12 as u64 | (command.cdw13 as u64) << 32,
-        }
-    }
-
     /// The command.
     pub fn emit(&self) -> Sqe {
-        Sqe {
-            cdw10: self.attrib.into(),
-            cdw11: self.property.0,
-            cdw12: self.value as u32,
-            cdw13: (self.value >> 32) as u32,
-            ..Sqe::fabrics(FabricsType::PROPERTY_SET)
-        }
+        self.put(Sqe::fabrics(FabricsType::PROPERTY_SET))
     }
 
     /// Size of the value, in bytes: 4, 8, or `None` if the attributes specify neither.
@@ -245,17 +208,18 @@ impl PropertySet {
     }
 }
 
-/// Fields of Authentication Send and Authentication Receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Authentication {
-    /// Security protocol specific field 0; 1 for authentication.
-    pub spsp0: u8,
-    /// Security protocol specific field 1; 1 for authentication.
-    pub spsp1: u8,
-    /// Security protocol; [`SECP_NVME`].
-    pub secp: u8,
-    /// Transfer length of a Send, allocation length of a Receive, in bytes.
-    pub len_bytes: u32,
+command! {
+    /// Fields of Authentication Send and Authentication Receive.
+    pub struct Authentication {
+        /// Security protocol specific field 0; 1 for authentication.
+        spsp0: u8 = cdw10[8, 8];
+        /// Security protocol specific field 1; 1 for authentication.
+        spsp1: u8 = cdw10[16, 8];
+        /// Security protocol; [`SECP_NVME`].
+        secp: u8 = cdw10[24, 8];
+        /// Transfer length of a Send, allocation length of a Receive, in bytes.
+        len_bytes: u32 = cdw11[0, 32];
+    }
 }
 
 /// Security protocol of NVMe in-band authentication.
@@ -267,38 +231,24 @@ impl Authentication {
         Self { spsp0: 1, spsp1: 1, secp: SECP_NVME, len_bytes }
     }
 
-    /// Reads dwords 10 and 11.
-    pub const fn parse(command: &Sqe) -> Self {
-        let [_, spsp0, spsp1, secp] = command.cdw10.to_le_bytes();
-        Self { spsp0, spsp1, secp, len_bytes: command.cdw11 }
-    }
-
     /// Returns the command of type `kind`, with its data at `data`.
     pub fn emit(&self, kind: FabricsType, data: Sgl) -> Sqe {
-        Sqe {
-            cdw10: u32::from_le_bytes([0, self.spsp0, self.spsp1, self.secp]),
-            cdw11: self.len_bytes,
-            ..Sqe::fabrics(kind).with_sgl(data)
-        }
+        self.put(Sqe::fabrics(kind).with_sgl(data))
     }
 }
 
-/// Fields of a Disconnect command, which deletes one I/O queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Disconnect {
-    /// Record format, 0.
-    pub recfmt: u16,
+command! {
+    /// Fields of a Disconnect command, which deletes one I/O queue.
+    pub struct Disconnect {
+        /// Record format, 0.
+        recfmt: u16 = cdw10[0, 16];
+    }
 }
 
 impl Disconnect {
-    /// Reads dword 10.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self { recfmt: command.cdw10 as u16 }
-    }
-
     /// The command.
     pub fn emit(&self) -> Sqe {
-        Sqe { cdw10: self.recfmt.into(), ..Sqe::fabrics(FabricsType::DISCONNECT) }
+        self.put(Sqe::fabrics(FabricsType::DISCONNECT))
     }
 }
 

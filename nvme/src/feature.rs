@@ -64,52 +64,39 @@ bits! {
     }
 }
 
-/// Fields of a Get Features command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct GetFeatures {
-    /// The feature.
-    pub fid: FeatureId,
-    /// The selected value.
-    pub sel: Select,
-    /// Namespace id, for a feature that each namespace has.
-    pub nsid: u32,
-    /// Feature specific value of dword 11.
-    pub cdw11: u32,
+command! {
+    /// Fields of a Get Features command.
+    pub struct GetFeatures {
+        /// The feature.
+        fid: FeatureId = cdw10[0, 8];
+        /// The selected value.
+        sel: Select = cdw10[8, 3];
+        /// Namespace id, for a feature that each namespace has.
+        nsid: u32 = nsid[0, 32];
+        /// Feature specific value of dword 11.
+        cdw11: u32 = cdw11[0, 32];
+    }
 }
 
 impl GetFeatures {
-    /// Reads dwords 1, 10 and 11.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            fid: FeatureId(command.cdw10 as u8),
-            sel: Select((command.cdw10 >> 8 & 7) as u8),
-            nsid: command.nsid,
-            cdw11: command.cdw11,
-        }
-    }
-
     /// Returns the command, with its data (if the feature has any) at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            nsid: self.nsid,
-            cdw10: u32::from(self.fid.0) | u32::from(self.sel.0 & 7) << 8,
-            cdw11: self.cdw11,
-            ..Sqe::admin(AdminOpcode::GET_FEATURES).with_sgl(data)
-        }
+        self.put(Sqe::admin(AdminOpcode::GET_FEATURES).with_sgl(data))
     }
 }
 
-/// Fields of a Set Features command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct SetFeatures {
-    /// The feature.
-    pub fid: FeatureId,
-    /// Keep the value through power loss and reset.
-    pub save: bool,
-    /// Namespace id, for a feature that each namespace has.
-    pub nsid: u32,
-    /// The value, or its first dword.
-    pub cdw11: u32,
+command! {
+    /// Fields of a Set Features command.
+    pub struct SetFeatures {
+        /// The feature.
+        fid: FeatureId = cdw10[0, 8];
+        /// Keep the value through power loss and reset.
+        save: bool = cdw10[31, 1];
+        /// Namespace id, for a feature that each namespace has.
+        nsid: u32 = nsid[0, 32];
+        /// The value, or its first dword.
+        cdw11: u32 = cdw11[0, 32];
+    }
 }
 
 impl SetFeatures {
@@ -118,24 +105,9 @@ impl SetFeatures {
         Self { fid, cdw11, ..Self::default() }
     }
 
-    /// Reads dwords 1, 10 and 11.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            fid: FeatureId(command.cdw10 as u8),
-            save: command.cdw10 >> 31 == 1,
-            nsid: command.nsid,
-            cdw11: command.cdw11,
-        }
-    }
-
     /// Returns the command, with its data (if the feature has any) at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            nsid: self.nsid,
-            cdw10: u32::from(self.fid.0) | u32::from(self.save) << 31,
-            cdw11: self.cdw11,
-            ..Sqe::admin(AdminOpcode::SET_FEATURES).with_sgl(data)
-        }
+        self.put(Sqe::admin(AdminOpcode::SET_FEATURES).with_sgl(data))
     }
 }
 

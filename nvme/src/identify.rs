@@ -42,21 +42,22 @@ open_enum! {
     }
 }
 
-/// Fields of an Identify command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Identify {
-    /// The requested structure.
-    pub cns: Cns,
-    /// Namespace id, if the structure concerns one; the id to start after, for lists of them.
-    pub nsid: u32,
-    /// Controller id, for the lists of controllers: the first to list.
-    pub cntid: u16,
-    /// CNS specific identifier.
-    pub cnssid: u16,
-    /// Command set.
-    pub csi: Csi,
-    /// UUID index, 7 bits.
-    pub uuid_index: u8,
+command! {
+    /// Fields of an Identify command.
+    pub struct Identify {
+        /// The requested structure.
+        cns: Cns = cdw10[0, 8];
+        /// Namespace id, if the structure concerns one; the id to start after, for lists of them.
+        nsid: u32 = nsid[0, 32];
+        /// Controller id, for the lists of controllers: the first to list.
+        cntid: u16 = cdw10[16, 16];
+        /// CNS specific identifier.
+        cnssid: u16 = cdw11[0, 16];
+        /// Command set.
+        csi: Csi = cdw11[24, 8];
+        /// UUID index, 7 bits.
+        uuid_index: u8 = cdw14[0, 7];
+    }
 }
 
 impl Identify {
@@ -65,27 +66,9 @@ impl Identify {
         Self { cns, nsid, ..Self::default() }
     }
 
-    /// Reads dwords 1, 10, 11 and 14.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            cns: Cns(command.cdw10 as u8),
-            nsid: command.nsid,
-            cntid: (command.cdw10 >> 16) as u16,
-            cnssid: command.cdw11 as u16,
-            csi: Csi((command.cdw11 >> 24) as u8),
-            uuid_index: (command.cdw14 & 0x7F) as u8,
-        }
-    }
-
     /// Returns the command, with its 4096 bytes of data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            nsid: self.nsid,
-            cdw10: u32::from(self.cns.0) | u32::from(self.cntid) << 16,
-            cdw11: u32::from(self.cnssid) | u32::from(self.csi.0) << 24,
-            cdw14: u32::from(self.uuid_index & 0x7F),
-            ..Sqe::admin(AdminOpcode::IDENTIFY).with_sgl(data)
-        }
+        self.put(Sqe::admin(AdminOpcode::IDENTIFY).with_sgl(data))
     }
 }
 

@@ -241,6 +241,18 @@ macro_rules! bits {
             }
         }
 
+        impl $crate::Bits for $name {
+            const WIDTH: u32 = <$int>::BITS;
+
+            fn from_bits(bits: u64) -> Self {
+                Self(bits as $int)
+            }
+
+            fn into_bits(self) -> u64 {
+                u64::from(self.0)
+            }
+        }
+
         const _: () = {
             let end = 0;
             $(
@@ -250,6 +262,42 @@ macro_rules! bits {
             )*
             assert!(end <= <$int>::BITS, "the last bit range leaves the integer");
         };
+    };
+}
+
+/// Declares the fields of a command: a struct with `parse` and `put`. Each field is at positions
+/// `dword[low, width]`, from its least significant bits on.
+macro_rules! command {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident {
+            $( $(#[$fmeta:meta])* $field:ident: $ty:ty =
+                $($dword:ident[$low:literal, $width:literal])+; )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+        pub struct $name {
+            $( $(#[$fmeta])* pub $field: $ty, )*
+        }
+
+        impl $name {
+            /// Reads the fields of a command.
+            pub fn parse(command: &Sqe) -> Self {
+                Self { $( $field: $crate::Bits::from_bits($crate::joined([
+                    $( (command.$dword, $low, $width) ),+
+                ])), )* }
+            }
+
+            /// Returns a command whose fields are zero with these.
+            fn put(&self, mut command: Sqe) -> Sqe {
+                $(
+                    let bits = $crate::Bits::into_bits(self.$field);
+                    $crate::part(bits, [$( (&mut command.$dword, $low, $width) ),+]);
+                )*
+                command
+            }
+        }
     };
 }
 
@@ -341,6 +389,22 @@ pub(crate) const fn mask(width: u32) -> u64 {
     u64::MAX >> (64 - width)
 }
 
+/// The bits at these positions of dwords, the first in the least significant place.
+pub(crate) fn joined<const N: usize>(positions: [(u32, u32, u32); N]) -> u64 {
+    let join = |bits: u64, (dword, low, width): (u32, u32, u32)| {
+        bits << width | u64::from(dword) >> low & mask(width)
+    };
+    positions.into_iter().rev().fold(0, join)
+}
+
+/// Puts bits into these positions of dwords, which are zero; what does not fit is dropped.
+pub(crate) fn part<const N: usize>(mut bits: u64, positions: [(&mut u32, u32, u32); N]) {
+    for (dword, low, width) in positions {
+        *dword |= ((bits & mask(width)) << low) as u32;
+        bits >>= width;
+    }
+}
+
 /// The ids of a list of `u32` that is sorted, starts at byte 0 and ends at the first zero.
 pub(crate) fn nsids(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u32> + '_ {
     page.chunks_exact(4).map(LittleEndian::read_u32).take_while(|&id| id != 0)
@@ -423,7 +487,7 @@ macro_rules! integer_bits {
     )*};
 }
 
-integer_bits!(u8 u16 u32);
+integer_bits!(u8 u16 u32 u64);
 
 #[cfg(test)]
 mod tests {

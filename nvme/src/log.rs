@@ -8,29 +8,30 @@ pub use crate::ids::LogId;
 use crate::ids::{Csi, NAMESPACES_PER_PAGE};
 use crate::{AdminOpcode, NSID_ALL, NqnField, PAGE_BYTES, Sgl, Sqe, Status, Text};
 
-/// Fields of a Get Log Page command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct GetLogPage {
-    /// The log.
-    pub lid: LogId,
-    /// Namespace id; [`NSID_ALL`] or 0 for the log of the controller.
-    pub nsid: u32,
-    /// Log specific parameter, 7 bits.
-    pub lsp: u8,
-    /// Retain asynchronous event: reading does not acknowledge.
-    pub rae: bool,
-    /// Log specific identifier.
-    pub lsi: u16,
-    /// Number of dwords, minus one, all 32 bits of it.
-    pub numd_z: u32,
-    /// Log page offset: bytes, or an index where `offset_is_index`.
-    pub lpo: u64,
-    /// The offset is a number of entries rather than bytes.
-    pub offset_is_index: bool,
-    /// Command set.
-    pub csi: Csi,
-    /// UUID index, 7 bits.
-    pub uuid_index: u8,
+command! {
+    /// Fields of a Get Log Page command.
+    pub struct GetLogPage {
+        /// The log.
+        lid: LogId = cdw10[0, 8];
+        /// Namespace id; [`NSID_ALL`] or 0 for the log of the controller.
+        nsid: u32 = nsid[0, 32];
+        /// Log specific parameter, 7 bits.
+        lsp: u8 = cdw10[8, 7];
+        /// Retain asynchronous event: reading does not acknowledge.
+        rae: bool = cdw10[15, 1];
+        /// Log specific identifier.
+        lsi: u16 = cdw11[16, 16];
+        /// Number of dwords, minus one, all 32 bits of it.
+        numd_z: u32 = cdw10[16, 16] cdw11[0, 16];
+        /// Log page offset: bytes, or an index where `offset_is_index`.
+        lpo: u64 = cdw12[0, 32] cdw13[0, 32];
+        /// The offset is a number of entries rather than bytes.
+        offset_is_index: bool = cdw14[23, 1];
+        /// Command set.
+        csi: Csi = cdw14[24, 8];
+        /// UUID index, 7 bits.
+        uuid_index: u8 = cdw14[0, 7];
+    }
 }
 
 impl GetLogPage {
@@ -40,38 +41,9 @@ impl GetLogPage {
         Self { lid, lpo: offset, numd_z: dwords.saturating_sub(1), rae: true, ..Self::default() }
     }
 
-    /// Reads dwords 1 and 10 to 14.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            lid: LogId(command.cdw10 as u8),
-            nsid: command.nsid,
-            lsp: (command.cdw10 >> 8 & 0x7F) as u8,
-            rae: command.cdw10 >> 15 & 1 == 1,
-            lsi: (command.cdw11 >> 16) as u16,
-            numd_z: command.cdw10 >> 16 | command.cdw11 << 16,
-            lpo: command.cdw12 as u64 | (command.cdw13 as u64) << 32,
-            offset_is_index: command.cdw14 >> 23 & 1 == 1,
-            csi: Csi((command.cdw14 >> 24) as u8),
-            uuid_index: (command.cdw14 & 0x7F) as u8,
-        }
-    }
-
     /// Returns the command, with its data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            nsid: self.nsid,
-            cdw10: u32::from(self.lid.0)
-                | u32::from(self.lsp & 0x7F) << 8
-                | u32::from(self.rae) << 15
-                | self.numd_z << 16,
-            cdw11: self.numd_z >> 16 | u32::from(self.lsi) << 16,
-            cdw12: self.lpo as u32,
-            cdw13: (self.lpo >> 32) as u32,
-            cdw14: u32::from(self.uuid_index & 0x7F)
-                | u32::from(self.offset_is_index) << 23
-                | u32::from(self.csi.0) << 24,
-            ..Sqe::admin(AdminOpcode::GET_LOG_PAGE).with_sgl(data)
-        }
+        self.put(Sqe::admin(AdminOpcode::GET_LOG_PAGE).with_sgl(data))
     }
 
     /// Requested length in bytes: 4 to 2^34.

@@ -22,60 +22,39 @@ open_enum! {
     }
 }
 
-/// Fields of a Namespace Management command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct NamespaceManagement {
-    /// The operation.
-    pub sel: ManagementSelect,
-    /// The namespace to delete, or FFFFFFFFh for all.
-    pub nsid: u32,
-    /// Command set of the namespace to create.
-    pub csi: Csi,
+command! {
+    /// Fields of a Namespace Management command.
+    pub struct NamespaceManagement {
+        /// The operation.
+        sel: ManagementSelect = cdw10[0, 4];
+        /// The namespace to delete, or FFFFFFFFh for all.
+        nsid: u32 = nsid[0, 32];
+        /// Command set of the namespace to create.
+        csi: Csi = cdw11[24, 8];
+    }
 }
 
 impl NamespaceManagement {
-    /// Reads dwords 1, 10 and 11.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self {
-            sel: ManagementSelect((command.cdw10 & 0xF) as u8),
-            nsid: command.nsid,
-            csi: Csi((command.cdw11 >> 24) as u8),
-        }
-    }
-
     /// Returns the command; to create, with its 4096 bytes of data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            nsid: self.nsid,
-            cdw10: u32::from(self.sel.0 & 0xF),
-            cdw11: u32::from(self.csi.0) << 24,
-            ..Sqe::admin(AdminOpcode::NAMESPACE_MANAGEMENT).with_sgl(data)
-        }
+        self.put(Sqe::admin(AdminOpcode::NAMESPACE_MANAGEMENT).with_sgl(data))
     }
 }
 
-/// Fields of a Namespace Attachment command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct NamespaceAttachment {
-    /// The operation.
-    pub sel: AttachmentSelect,
-    /// The namespace.
-    pub nsid: u32,
+command! {
+    /// Fields of a Namespace Attachment command.
+    pub struct NamespaceAttachment {
+        /// The operation.
+        sel: AttachmentSelect = cdw10[0, 4];
+        /// The namespace.
+        nsid: u32 = nsid[0, 32];
+    }
 }
 
 impl NamespaceAttachment {
-    /// Reads dwords 1 and 10.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self { sel: AttachmentSelect((command.cdw10 & 0xF) as u8), nsid: command.nsid }
-    }
-
     /// Returns the command, with its Controller List of 4096 bytes at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
-        Sqe {
-            nsid: self.nsid,
-            cdw10: u32::from(self.sel.0 & 0xF),
-            ..Sqe::admin(AdminOpcode::NAMESPACE_ATTACHMENT).with_sgl(data)
-        }
+        self.put(Sqe::admin(AdminOpcode::NAMESPACE_ATTACHMENT).with_sgl(data))
     }
 }
 

@@ -216,25 +216,20 @@ impl Release {
     }
 }
 
-/// Fields of a Reservation Report command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Report {
-    /// Number of dwords, minus one.
-    pub numd_z: u32,
-    /// The extended structures: host identifiers of 128 bits.
-    pub extended: bool,
+command! {
+    /// Fields of a Reservation Report command.
+    pub struct Report {
+        /// Number of dwords, minus one.
+        numd_z: u32 = cdw10[0, 32];
+        /// The extended structures: host identifiers of 128 bits.
+        extended: bool = cdw11[0, 1];
+    }
 }
 
 impl Report {
-    /// Reads dwords 10 and 11.
-    pub const fn parse(command: &Sqe) -> Self {
-        Self { numd_z: command.cdw10, extended: command.cdw11 & 1 == 1 }
-    }
-
     /// Returns the command for namespace `nsid`, with its data at `data`.
     pub fn emit(self, nsid: u32, data: Sgl) -> Sqe {
-        let command = Sqe::io(IoOpcode::RESERVATION_REPORT, nsid).with_sgl(data);
-        Sqe { cdw10: self.numd_z, cdw11: self.extended.into(), ..command }
+        self.put(Sqe::io(IoOpcode::RESERVATION_REPORT, nsid).with_sgl(data))
     }
 
     /// Requested length in bytes: 4 to 2^34.
