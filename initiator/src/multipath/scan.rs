@@ -24,43 +24,20 @@ const ROOM_AFTER: Duration = Duration::from_millis(10);
 /// Longest ANA log that is read, in bytes: 2,047 groups.
 const MOST_ANA_BYTES: u32 = 1 << 16;
 
-/// A command of the scan.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
-    /// Set Features, Host Behavior Support: this host observes Command Retry Delay.
-    Behavior,
-    /// Get Features, Keep Alive Timer: it may be longer than what was asked for.
-    KeepAlive,
-    /// The Changed Namespace List, which acknowledges its event.
-    ChangedList,
-    Identify,
-    Identifiers,
-    Limits,
-    Ana,
-}
-
-impl Step {
-    /// In the order in which they are sent.
-    const ALL: [Step; 7] = [
-        Step::Behavior,
-        Step::KeepAlive,
-        Step::ChangedList,
-        Step::Identify,
-        Step::Identifiers,
-        Step::Limits,
-        Step::Ana,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Step::Behavior => "Set Features (Host Behavior Support)",
-            Step::KeepAlive => "Get Features (Keep Alive Timer)",
-            Step::ChangedList => "Get Log Page (Changed Namespace List)",
-            Step::Identify => "Identify (Namespace)",
-            Step::Identifiers => "Identify (Namespace Identification Descriptors)",
-            Step::Limits => "Identify (Controller, NVM Command Set)",
-            Step::Ana => "Get Log Page (Asymmetric Namespace Access)",
-        }
+rdma::named_enum! {
+    /// A command of the scan, in the order in which they are sent.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Step {
+        /// This host observes Command Retry Delay.
+        Behavior = "Set Features (Host Behavior Support)",
+        /// It may be longer than what was asked for.
+        KeepAlive = "Get Features (Keep Alive Timer)",
+        /// It acknowledges its event.
+        ChangedList = "Get Log Page (Changed Namespace List)",
+        Identify = "Identify (Namespace)",
+        Identifiers = "Identify (Namespace Identification Descriptors)",
+        Limits = "Identify (Controller, NVM Command Set)",
+        Ana = "Get Log Page (Asymmetric Namespace Access)",
     }
 }
 

@@ -20,25 +20,17 @@ use crate::config::{Config, Provider};
 pub use sandbox::examine_sandbox;
 pub use unit_user::assume_unit_user;
 
-/// Severity of a finding.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// No problem.
-    Ok,
-    /// A possible problem, or a state that could not be read.
-    Warning,
-    /// A problem that prevents the target, or a host, from working.
-    Problem,
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Level::Ok => "ok",
-            Level::Warning => "warning",
-            Level::Problem => "problem",
-        })
+rdma::named_enum! {
+    /// Severity of a finding.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Level {
+        /// No problem.
+        Ok = "ok",
+        /// A possible problem, or a state that could not be read.
+        Warning = "warning",
+        /// A problem that prevents the target, or a host, from working.
+        Problem = "problem",
     }
 }
 
