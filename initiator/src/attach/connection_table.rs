@@ -5,12 +5,10 @@ use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use nix::poll::PollFlags;
-use rdma::Pool;
 use tracing::warn;
 
 use super::connection::{Connection, Shared};
 use super::operation::RequestTable;
-use crate::nbd::Export;
 
 /// Connections at once; more wait to be accepted.
 pub(super) const MOST_CONNECTIONS: usize = 16;
@@ -20,14 +18,6 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 const HANDSHAKE_LIMIT_IF_FULL: Duration = Duration::from_secs(1);
 /// Time for the data of one write, and for one reply, while somebody else lacks memory.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
-
-/// What the connections use, besides each other.
-pub(super) struct ConnectionResources<'a> {
-    pub(super) pool: &'a mut Pool,
-    pub(super) requests: &'a mut RequestTable,
-    pub(super) export: &'a Export,
-    pub(super) piece_bytes: u32,
-}
 
 /// All connections, and where more arrive.
 pub(super) struct ConnectionTable {
@@ -51,11 +41,9 @@ impl ConnectionTable {
     /// Lets each client do something, and forgets those that have left. Returns whether any did.
     pub(super) fn each(
         &mut self,
-        r: ConnectionResources<'_>,
+        mut s: Shared<'_>,
         mut act: impl FnMut(&mut Connection, usize, &mut Shared<'_>) -> bool,
     ) -> bool {
-        let ConnectionResources { pool, requests, export, piece_bytes } = r;
-        let mut s = Shared { pool, requests, export, piece_bytes };
         let mut any = false;
         for (number, place) in self.places.iter_mut().enumerate() {
             let Some(connection) = place else { continue };
@@ -71,7 +59,7 @@ impl ConnectionTable {
     }
 
     /// Closes connections whose handshake takes too long.
-    pub(super) fn end_late_handshakes(&mut self, now: Instant, r: ConnectionResources<'_>) {
+    pub(super) fn end_late_handshakes(&mut self, now: Instant, r: Shared<'_>) {
         let limit = self.handshake_limit();
         self.each(r, |connection, _, s| {
             let since = connection.handshake_since();
@@ -86,7 +74,7 @@ impl ConnectionTable {
 
     /// Closes connections that have kept requests for too long while others, or a device, have waited
     /// for memory all the time: nobody else can end that.
-    pub(super) fn end_stalled(&mut self, now: Instant, r: ConnectionResources<'_>) {
+    pub(super) fn end_stalled(&mut self, now: Instant, r: Shared<'_>) {
         let somebody_waits = !r.requests.waiting.is_empty();
         let waiting_since = self.waiting_since.take().unwrap_or(now);
         self.waiting_since = somebody_waits.then_some(waiting_since);
@@ -170,8 +158,11 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::UnixStream;
 
+    use rdma::Pool;
+
     use super::*;
     use crate::attach::operation::tests::pool;
+    use crate::nbd::Export;
 
     const DEVICE: usize = usize::MAX;
 
@@ -201,12 +192,9 @@ mod tests {
             stream
         }
 
-        fn with<T>(
-            &mut self,
-            act: impl FnOnce(&mut ConnectionTable, ConnectionResources<'_>) -> T,
-        ) -> T {
+        fn with<T>(&mut self, act: impl FnOnce(&mut ConnectionTable, Shared<'_>) -> T) -> T {
             let Lab { table, pool, requests, export, .. } = self;
-            act(table, ConnectionResources { pool, requests, export, piece_bytes: 4096 })
+            act(table, Shared { pool, requests, export, piece_bytes: 4096 })
         }
 
         /// While the guest waits for memory (`device_waits`), or does not.

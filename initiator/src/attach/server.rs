@@ -11,7 +11,7 @@ use rdma::{AdaptivePoller, SpinBudget};
 use tracing::{error, info, warn};
 
 use super::connection::{Connection, MOST_REQUESTS, Shared};
-use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECTIONS};
+use super::connection_table::{ConnectionTable, MOST_CONNECTIONS};
 use super::extend_timeout;
 use super::metrics_file::MetricsFile;
 use super::operation::RequestTable;
@@ -309,10 +309,10 @@ impl Server {
         connections.each(r, act)
     }
 
-    fn connections(&mut self) -> (&mut ConnectionTable, ConnectionResources<'_>) {
+    fn connections(&mut self) -> (&mut ConnectionTable, Shared<'_>) {
         let Server { host, requests, connections, options, properties, .. } = self;
         let (pool, piece_bytes, export) = (host.pool(), options.piece_bytes, &properties.export);
-        (connections, ConnectionResources { pool, requests, export, piece_bytes })
+        (connections, Shared { pool, requests, export, piece_bytes })
     }
 
     /// Moves what is under way on the paths.
