@@ -269,7 +269,6 @@ impl Soft {
     }
 
     /// Counters of datagrams.
-    #[must_use]
     pub fn counters(&self) -> Counters {
         self.endpoint.counters()
     }

@@ -41,13 +41,11 @@ pub(crate) const fn is_marked_guid(guid: u64) -> bool {
 }
 
 /// The time of a time code of connection management (0 to 31): 4.096 µs * 2^code.
-#[must_use]
 pub const fn code_time(code: u8) -> Duration {
     Duration::from_nanos(4096 << (code & 31))
 }
 
 /// The smallest time code for at least `time`.
-#[must_use]
 pub fn time_code(time: Duration) -> u8 {
     (1..31).find(|code| code_time(*code) >= time).unwrap_or(31)
 }
@@ -57,7 +55,6 @@ const MOST_SILENCE: Duration = Duration::from_secs(30);
 
 /// Time for which a peer may be silent by its request: its ack timeout, and once more for each retry.
 /// None is requested by code 0, which means infinite.
-#[must_use]
 pub fn silence(ack_timeout: u8, retry_count: u8) -> Duration {
     match ack_timeout {
         0 => Duration::ZERO,
@@ -66,7 +63,6 @@ pub fn silence(ack_timeout: u8, retry_count: u8) -> Duration {
 }
 
 /// Bytes of a path MTU code, 1 = 256 to 5 = 4096; none for another code.
-#[must_use]
 pub const fn mtu_bytes(code: u8) -> Option<u32> {
     match code {
         1..=5 => Some(128 << code),
@@ -75,7 +71,6 @@ pub const fn mtu_bytes(code: u8) -> Option<u32> {
 }
 
 /// Code of the largest path MTU of at most `bytes`, at least that of 256.
-#[must_use]
 pub const fn mtu_code(bytes: u32) -> u8 {
     let mut code = 5;
     while code > 1 && 128 << code > bytes {
@@ -129,7 +124,6 @@ impl ConnectRequest {
     }
 
     /// The REJ for it.
-    #[must_use]
     pub fn reject(&self, reason: RejectReason, private_data: &[u8]) -> [u8; MAD_BYTES] {
         let mut message =
             Reject { remote_comm_id: self.message.local_comm_id, reason, ..Reject::zeroed() };

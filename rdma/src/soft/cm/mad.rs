@@ -27,7 +27,6 @@ pub struct MadHeader {
 impl MadHeader {
     /// Parses the header of a communication management message; none if the datagram has another
     /// version, class or method.
-    #[must_use]
     pub fn parse(mad: &[u8; MAD_BYTES]) -> Option<MadHeader> {
         if mad[..4] != [BASE_VERSION, CLASS_COMMUNICATION, CLASS_VERSION, METHOD_SEND] {
             return None;

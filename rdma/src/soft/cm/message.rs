@@ -96,7 +96,6 @@ macro_rules! messages {
                 pub const ATTRIBUTE: u16 = $attribute;
 
                 /// Parses the fields; any bytes are valid.
-                #[must_use]
                 pub fn parse(mad: &[u8; MAD_BYTES]) -> $name {
                     $name { $($field: Field::get(mad, $byte, $bit, $width),)* }
                 }
@@ -107,7 +106,6 @@ macro_rules! messages {
                 }
 
                 /// All fields zero.
-                #[must_use]
                 pub fn zeroed() -> $name {
                     $name::parse(&[0; MAD_BYTES])
                 }
@@ -121,7 +119,6 @@ macro_rules! messages {
         impl CmMessage {
             /// Parses a management datagram; none if it is not a known message of connection
             /// management.
-            #[must_use]
             pub fn parse(mad: &[u8; MAD_BYTES]) -> Option<(MadHeader, CmMessage)> {
                 let header = MadHeader::parse(mad)?;
                 let message = match header.attribute {
@@ -133,7 +130,6 @@ macro_rules! messages {
 
             /// Emits the management datagram. The attribute of `header` is replaced by that of the
             /// message.
-            #[must_use]
             pub fn emit(&self, header: MadHeader) -> [u8; MAD_BYTES] {
                 let mut mad = [0; MAD_BYTES];
                 MadHeader { attribute: self.attribute(), ..header }.emit(&mut mad);
@@ -142,7 +138,6 @@ macro_rules! messages {
             }
 
             /// The attribute that names the message.
-            #[must_use]
             pub const fn attribute(&self) -> u16 {
                 match self { $(CmMessage::$name(_) => $attribute,)* }
             }
@@ -361,13 +356,11 @@ impl Field for RejectReason {
 const PORT_SPACE_TCP: u64 = 0x0106;
 
 /// The service id of a port of RDMA-CM's reliable connections (annex A11).
-#[must_use]
 pub const fn service_id(port: u16) -> u64 {
     PORT_SPACE_TCP << 16 | port as u64
 }
 
 /// The port of a service id; none if it is not of RDMA-CM's reliable connections.
-#[must_use]
 pub const fn service_port(service_id: u64) -> Option<u16> {
     if service_id >> 16 == PORT_SPACE_TCP { Some(service_id as u16) } else { None }
 }
@@ -390,7 +383,6 @@ impl CmaHeader {
     pub const USER_BYTES: usize = 92 - CmaHeader::BYTES;
 
     /// Parses the private data of a request; none if header or IP version are unknown.
-    #[must_use]
     pub fn parse(private: &[u8; 92]) -> Option<(CmaHeader, [u8; CmaHeader::USER_BYTES])> {
         let (head, user) = private.split_first_chunk::<{ CmaHeader::BYTES }>()?;
         let (fixed, rest) = head.split_first_chunk::<4>()?;
@@ -410,7 +402,6 @@ impl CmaHeader {
     }
 
     /// Emits the private data of a request; the IP version is that of the destination.
-    #[must_use]
     pub fn emit(&self, user: &[u8; CmaHeader::USER_BYTES]) -> [u8; 92] {
         let mut out = [0; 92];
         out[1] = if self.destination.is_ipv4() { 0x40 } else { 0x60 };

@@ -155,7 +155,6 @@ impl Drop for RequestHandle {
 
 impl ConnectRequest {
     /// The request of an incoming connection, if it belongs to this provider.
-    #[must_use]
     pub fn of(incoming: &Incoming) -> Option<&ConnectRequest> {
         incoming.handle.downcast_ref::<RequestHandle>().map(|ticket| &ticket.request)
     }

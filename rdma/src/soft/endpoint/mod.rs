@@ -121,7 +121,6 @@ impl fmt::Debug for Endpoint {
 impl Endpoint {
     /// An endpoint without listeners or connections. `entropy` generates the unpredictable numbers
     /// (of queue pairs, connections and first packets).
-    #[must_use]
     pub fn new(config: Config, entropy: Box<dyn FnMut() -> u64 + Send>) -> Endpoint {
         let guid = if config.selective { marked_guid(config.guid) } else { config.guid };
         let config = Config { guid, ..config };
@@ -165,7 +164,6 @@ impl Endpoint {
     }
 
     /// Counters of datagrams.
-    #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -222,13 +220,11 @@ impl Endpoint {
     }
 
     /// Number of connections that peers have requested and not confirmed.
-    #[must_use]
     pub fn half_open(&self) -> usize {
         self.manager.half_open.len()
     }
 
     /// Number of requests that wait for an answer to a challenge.
-    #[must_use]
     pub fn challenges(&self) -> usize {
         self.manager.challenges.len()
     }
@@ -340,7 +336,6 @@ impl Endpoint {
     }
 
     /// Time of the next [`Endpoint::handle_timeout`].
-    #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let of_slots = self.clock.instant(self.deadlines.earliest());
         self.manager.next_deadline().into_iter().chain(of_slots).min()

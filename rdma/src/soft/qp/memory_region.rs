@@ -38,7 +38,6 @@ impl Rights {
     }
 
     /// Whether all of `other` are in this set.
-    #[must_use]
     pub const fn has(self, other: Rights) -> bool {
         self.0 & other.0 == other.0
     }
@@ -99,7 +98,6 @@ const MOST_SLOTS: u32 = 1 << (32 - GENERATION_BITS);
 
 impl Memory {
     /// An empty table for at most `limit` regions (at most 2^24).
-    #[must_use]
     pub fn new(limit: u32) -> Memory {
         Memory { slots: Vec::new(), free: Vec::new(), limit: limit.min(MOST_SLOTS), home: None }
     }
@@ -159,7 +157,6 @@ impl Memory {
     }
 
     /// Number of remote regions.
-    #[must_use]
     pub fn exposed(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -152,7 +152,6 @@ pub struct QueuePair {
 impl QueuePair {
     /// A queue pair in `Init`, with capacity for this many posted receives and sends, of which at
     /// most half are reads and half are neither reads nor writes (more than that allocate).
-    #[must_use]
     pub fn new(receives: u32, sends: u32) -> QueuePair {
         QueuePair {
             state: State::Init,
@@ -172,7 +171,6 @@ impl QueuePair {
     }
 
     /// Its state.
-    #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
@@ -420,7 +418,6 @@ impl QueuePair {
     }
 
     /// Whether an acknowledgement is delayed.
-    #[must_use]
     pub fn is_keeping(&self) -> bool {
         self.ack_due != Time::NEVER
     }
@@ -475,7 +472,6 @@ impl QueuePair {
     }
 
     /// Time of the next [`QueuePair::handle_timeout`].
-    #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         self.deadline().finite()
     }

@@ -20,7 +20,6 @@ pub struct ReorderBuffer {
 
 impl ReorderBuffer {
     /// For at most `limit` packets. Allocates when needed, and keeps the memory.
-    #[must_use]
     pub fn new(limit: u32) -> ReorderBuffer {
         ReorderBuffer { slots: Vec::new(), free: Vec::new(), limit }
     }
@@ -70,13 +69,11 @@ impl ReorderBuffer {
     }
 
     /// Number of packets.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     /// Whether it is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

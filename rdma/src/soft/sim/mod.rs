@@ -49,7 +49,6 @@ pub struct EndpointNetwork {
 
 impl EndpointNetwork {
     /// An empty network. Its clock begins at an arbitrary time.
-    #[must_use]
     pub fn new(seed: u64, faults: Faults) -> EndpointNetwork {
         let air = Network::new(seed, faults);
         EndpointNetwork { air, wraps: false, now: Instant::now(), nodes: Vec::new() }
@@ -69,7 +68,6 @@ impl EndpointNetwork {
     }
 
     /// The time of the network.
-    #[must_use]
     pub fn now(&self) -> Instant {
         self.now
     }

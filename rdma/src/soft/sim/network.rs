@@ -25,7 +25,6 @@ pub struct Rng(u64);
 
 impl Rng {
     /// From a seed, of which all are equally good.
-    #[must_use]
     pub fn new(seed: u64) -> Rng {
         // The generator never leaves the state zero.
         Rng((seed ^ 0x9e37_79b9_7f4a_7c15).max(1))
@@ -165,7 +164,6 @@ impl fmt::Debug for Network {
 
 impl Network {
     /// An empty network.
-    #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Network {
         Network {
             faults,
@@ -221,7 +219,6 @@ impl Network {
     }
 
     /// Time of the next arrival.
-    #[must_use]
     pub fn next_arrival(&self) -> Option<Instant> {
         self.flights.peek().map(|Reverse((arrival, ..))| *arrival)
     }
@@ -242,7 +239,6 @@ impl Network {
     }
 
     /// Whether a place has received datagrams.
-    #[must_use]
     pub fn has_mail(&self, place: usize) -> bool {
         !self.places[place].inbox.is_empty()
     }
@@ -442,20 +438,17 @@ pub struct NetworkPort {
 
 impl NetworkPort {
     /// Adds a place; see [`Network::add`].
-    #[must_use]
     pub fn new(air: &Arc<Mutex<Network>>, address: IpAddr, steer: (u32, u32)) -> NetworkPort {
         let place = lock(air).add(address, steer);
         NetworkPort { air: Arc::clone(air), place, address }
     }
 
     /// Its index.
-    #[must_use]
     pub fn place(&self) -> usize {
         self.place
     }
 
     /// Its address.
-    #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }

@@ -70,7 +70,6 @@ crate::named_enum! {
 
 impl DatagramOutcome {
     /// Whether the datagram was accepted.
-    #[must_use]
     pub const fn is_taken(self) -> bool {
         matches!(
             self,
@@ -83,7 +82,6 @@ impl DatagramOutcome {
     }
 
     /// Whether it was a request that ended its connection.
-    #[must_use]
     pub const fn is_fatal(self) -> bool {
         matches!(self, DatagramOutcome::Invalid | DatagramOutcome::NoAccess)
     }
@@ -157,14 +155,12 @@ impl Counters {
     }
 
     /// Datagrams that were not accepted.
-    #[must_use]
     pub fn dropped(&self) -> u64 {
         let dropped = DatagramOutcome::ALL.iter().filter(|outcome| !outcome.is_taken());
         dropped.map(|outcome| self[*outcome]).sum()
     }
 
     /// Datagrams with an outcome: as many as were received.
-    #[must_use]
     pub fn accounted(&self) -> u64 {
         self.by_fate.iter().sum()
     }

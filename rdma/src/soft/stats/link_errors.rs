@@ -40,7 +40,6 @@ pub struct LinkErrorCounts([u64; LinkError::ALL.len()]);
 
 impl LinkErrorCounts {
     /// Number of this kind.
-    #[must_use]
     pub fn of(&self, trouble: LinkError) -> u64 {
         self.0[trouble as usize]
     }

@@ -66,14 +66,12 @@ impl FlowCrc {
     const LENGTHS: usize = 19;
 
     /// An empty cache.
-    #[must_use]
     pub fn new(flow: Flow) -> FlowCrc {
         // No datagram has this length.
         FlowCrc { flow, prefixes: [(0, 0); FlowCrc::LENGTHS] }
     }
 
     /// Its flow.
-    #[must_use]
     pub fn flow(&self) -> &Flow {
         &self.flow
     }

@@ -74,7 +74,6 @@ impl Bth {
     pub const BYTES: usize = 12;
 
     /// A header with the default partition, in migration state "migrated", and no other flags.
-    #[must_use]
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Bth {
         Bth {
             opcode,
@@ -125,7 +124,6 @@ impl Bth {
 
     /// Writes it.
     #[inline]
-    #[must_use]
     pub fn emit(&self) -> [u8; Bth::BYTES] {
         let flag = |on: bool, bit: u32| u32::from(on) << bit;
         let words = [
@@ -146,7 +144,6 @@ impl Bth {
 
     /// Whether the partition key is that of the default partition, with at least one of the two
     /// ends a full member (we are one).
-    #[must_use]
     pub const fn is_default_partition(&self) -> bool {
         self.pkey & 0x7fff == 0x7fff
     }
@@ -204,19 +201,16 @@ impl Credits {
     pub const UNLIMITED: Credits = Credits(31);
 
     /// From a code; bits above the lowest five are ignored.
-    #[must_use]
     pub const fn new(code: u8) -> Credits {
         Credits(code & 31)
     }
 
     /// The code.
-    #[must_use]
     pub const fn code(self) -> u8 {
         self.0
     }
 
     /// Number of messages that may be sent; none if no limit is reported.
-    #[must_use]
     pub const fn messages(self) -> Option<u32> {
         match self.0 {
             31 => None,
@@ -233,19 +227,16 @@ pub struct RnrTimer(u8);
 
 impl RnrTimer {
     /// From a code; bits above the lowest five are ignored.
-    #[must_use]
     pub const fn new(code: u8) -> RnrTimer {
         RnrTimer(code & 31)
     }
 
     /// The code.
-    #[must_use]
     pub const fn code(self) -> u8 {
         self.0
     }
 
     /// How long the requester waits: 10 µs to 655.36 ms (table 46 of the architecture).
-    #[must_use]
     pub const fn duration(self) -> Duration {
         let hundredths = match self.0 {
             0 => 65536,
@@ -276,7 +267,6 @@ impl Syndrome {
     pub const ACK: Syndrome = Syndrome::Ack(Credits::UNLIMITED);
 
     /// From its byte.
-    #[must_use]
     pub const fn from_wire(byte: u8) -> Syndrome {
         match (byte >> 5, byte & 31) {
             (0, code) => Syndrome::Ack(Credits(code)),
@@ -291,7 +281,6 @@ impl Syndrome {
     }
 
     /// Its byte.
-    #[must_use]
     pub const fn to_wire(self) -> u8 {
         match self {
             Syndrome::Ack(Credits(code)) => code,
@@ -348,7 +337,6 @@ pub enum SingleExt {
 impl HeaderBytes {
     /// Emits the headers of a packet with at most one extended header, faster than
     /// [`HeaderBytes::emit`].
-    #[must_use]
     pub fn single(bth: &Bth, ext: SingleExt) -> HeaderBytes {
         let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
         out.bytes[..Bth::BYTES].copy_from_slice(&bth.emit());
@@ -375,7 +363,6 @@ impl HeaderBytes {
 
     /// Emits a base transport header and its extended headers. A header that the operation code
     /// requires and `ext` lacks is omitted; one that it does not have is not written.
-    #[must_use]
     pub fn emit(bth: &Bth, ext: &Extended) -> HeaderBytes {
         let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
         let headers = bth.opcode.row().headers;
@@ -412,7 +399,6 @@ impl HeaderBytes {
     }
 
     /// The bytes.
-    #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -459,7 +445,6 @@ pub struct Packet<'a> {
 
 impl<'a> Packet<'a> {
     /// A packet without extended headers.
-    #[must_use]
     pub fn plain(bth: Bth, payload: &'a [u8]) -> Packet<'a> {
         Packet { bth, payload, row: bth.opcode.row(), headers: &[] }
     }
@@ -481,19 +466,16 @@ impl<'a> Packet<'a> {
 
     /// The row of its operation code.
     #[inline]
-    #[must_use]
     pub fn row(&self) -> &'static Row {
         self.row
     }
 
     /// The bytes of its extended headers.
-    #[must_use]
     pub fn headers(&self) -> &'a [u8] {
         self.headers
     }
 
     /// All extended headers.
-    #[must_use]
     pub fn ext(&self) -> Extended {
         Extended {
             deth: self.deth(),
@@ -506,7 +488,6 @@ impl<'a> Packet<'a> {
     }
 
     /// Datagram header.
-    #[must_use]
     pub fn deth(&self) -> Option<Deth> {
         let b: &[u8; 8] = self.find(Headers::DETH, 0)?;
         Some(Deth { qkey: be32(b, 0), source: Qpn::new(be32(b, 4)) })
@@ -514,7 +495,6 @@ impl<'a> Packet<'a> {
 
     /// Memory of a write or read.
     #[inline]
-    #[must_use]
     pub fn reth(&self) -> Option<Reth> {
         let b: &[u8; 16] = self.find(Headers::RETH, 0)?;
         Some(Reth { address: be64(b, 0), key: be32(b, 8), length: be32(b, 12) })
@@ -522,7 +502,6 @@ impl<'a> Packet<'a> {
 
     /// Acknowledgement.
     #[inline]
-    #[must_use]
     pub fn aeth(&self) -> Option<Aeth> {
         let b: &[u8; 4] = self.find(Headers::AETH, 0)?;
         Some(Aeth { syndrome: Syndrome::from_wire(b[0]), msn: Msn::new(be32(b, 0)) })
@@ -530,20 +509,17 @@ impl<'a> Packet<'a> {
 
     /// Key to invalidate.
     #[inline]
-    #[must_use]
     pub fn invalidate(&self) -> Option<u32> {
         self.find(Headers::IETH, 0).map(|b| u32::from_be_bytes(*b))
     }
 
     /// Immediate data.
     #[inline]
-    #[must_use]
     pub fn immediate(&self) -> Option<[u8; 4]> {
         self.find(Headers::IMMEDIATE, self.headers.len().saturating_sub(4)).copied()
     }
 
     /// Which packets are there; see [`Extended::held`].
-    #[must_use]
     pub fn held(&self) -> Option<[u8; 16]> {
         self.find(Headers::HELD, 4).copied()
     }
@@ -568,7 +544,6 @@ fn be64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
 }
 
 /// Bytes of padding after a payload of `len` bytes.
-#[must_use]
 pub const fn padding(len: usize) -> u8 {
     (len.wrapping_neg() & 3) as u8
 }

@@ -76,7 +76,6 @@ impl Flow {
 
 /// The IPv4 identification of datagram number `index` of one send call: 0 for a single one, and
 /// counted within a train of equal segments that the kernel segments (`UDP_SEGMENT`).
-#[must_use]
 pub const fn train_identification(index: usize) -> u16 {
     index as u16
 }
@@ -199,7 +198,6 @@ impl Checker {
     const LENGTHS: usize = 97;
 
     /// With empty caches (of some 41 KiB, which never grow).
-    #[must_use]
     pub fn new() -> Checker {
         Checker { cache: Box::new([Basis::EMPTY; Checker::LENGTHS]) }
     }

@@ -83,7 +83,6 @@ impl Position {
     }
 
     /// Whether a message ends here.
-    #[must_use]
     pub const fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
@@ -104,7 +103,6 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Whether `len` bytes satisfy the rule on a path with this MTU.
-    #[must_use]
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
             PayloadRule::None => len == 0,
@@ -146,13 +144,11 @@ impl Headers {
     }
 
     /// Whether all of `other` are in this set.
-    #[must_use]
     pub const fn has(self, other: Headers) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Length of these headers after the base transport header: 0 to 28 bytes.
-    #[must_use]
     pub const fn bytes(self) -> usize {
         const SIZES: [usize; 8] = [8, 16, 28, 4, 8, 4, 4, 16];
         let (mut sum, mut bit) = (0, 0);
@@ -268,7 +264,6 @@ impl Row {
     /// The row of the operation code of a byte, if it is supported. A packet with any other is
     /// dropped.
     #[inline]
-    #[must_use]
     pub fn from_wire(byte: u8) -> Option<&'static Row> {
         TABLE.get(usize::from(INDEX[usize::from(byte)]))
     }
@@ -276,20 +271,17 @@ impl Row {
 
 impl Opcode {
     /// The operation code of a byte, if it is supported.
-    #[must_use]
     pub fn from_wire(byte: u8) -> Option<Opcode> {
         Row::from_wire(byte).map(|row| row.opcode)
     }
 
     /// Its byte.
-    #[must_use]
     pub const fn to_wire(self) -> u8 {
         self as u8
     }
 
     /// Its row of the table.
     #[inline]
-    #[must_use]
     pub const fn row(self) -> &'static Row {
         &TABLE[INDEX[self as usize] as usize]
     }

@@ -24,25 +24,21 @@ pub struct Psn(u32);
 
 impl Psn {
     /// The low 24 bits of `value`.
-    #[must_use]
     pub const fn new(value: u32) -> Psn {
         Psn(value & MASK)
     }
 
     /// The value, 0 to 2^24 - 1.
-    #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
     /// From its three bytes on the wire.
-    #[must_use]
     pub const fn from_wire(bytes: [u8; 3]) -> Psn {
         Psn(from_wire(bytes))
     }
 
     /// Its three bytes on the wire.
-    #[must_use]
     pub const fn to_wire(self) -> [u8; 3] {
         to_wire(self.0)
     }
@@ -61,13 +57,11 @@ impl Psn {
 
     /// Number of packets from `other` to `self`, negative if `self` is before it: -2^23 to 2^23 -
     /// 1.
-    #[must_use]
     pub const fn since(self, other: Psn) -> i32 {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
     }
 
     /// Whether this is one of the `count` numbers that begin with `first` (`count` <= 2^24).
-    #[must_use]
     pub const fn is_within(self, first: Psn, count: u32) -> bool {
         self.0.wrapping_sub(first.0) & MASK < count
     }
@@ -88,25 +82,21 @@ impl Qpn {
     pub const GSI: Qpn = Qpn(1);
 
     /// The low 24 bits of `value`.
-    #[must_use]
     pub const fn new(value: u32) -> Qpn {
         Qpn(value & MASK)
     }
 
     /// The value, 0 to 2^24 - 1.
-    #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
     /// From its three bytes on the wire.
-    #[must_use]
     pub const fn from_wire(bytes: [u8; 3]) -> Qpn {
         Qpn(from_wire(bytes))
     }
 
     /// Its three bytes on the wire.
-    #[must_use]
     pub const fn to_wire(self) -> [u8; 3] {
         to_wire(self.0)
     }
@@ -124,25 +114,21 @@ pub struct Msn(u32);
 
 impl Msn {
     /// The low 24 bits of `value`.
-    #[must_use]
     pub const fn new(value: u32) -> Msn {
         Msn(value & MASK)
     }
 
     /// The value, 0 to 2^24 - 1.
-    #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
     /// From its three bytes on the wire.
-    #[must_use]
     pub const fn from_wire(bytes: [u8; 3]) -> Msn {
         Msn(from_wire(bytes))
     }
 
     /// Its three bytes on the wire.
-    #[must_use]
     pub const fn to_wire(self) -> [u8; 3] {
         to_wire(self.0)
     }

@@ -49,7 +49,6 @@ pub struct Trailer {
 
 impl Trailer {
     /// The bytes.
-    #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -57,14 +56,12 @@ impl Trailer {
 
 impl TxPacket {
     /// A datagram with these headers and `payload_bytes` of payload; sets the pad count.
-    #[must_use]
     pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> TxPacket {
         let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
         TxPacket { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
     }
 
     /// A datagram with at most one extended header.
-    #[must_use]
     pub fn single(bth: Bth, ext: SingleExt, payload: Payload, payload_bytes: u32) -> TxPacket {
         let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
         TxPacket { header: HeaderBytes::single(&bth, ext), payload, payload_bytes }
@@ -77,25 +74,21 @@ impl TxPacket {
     }
 
     /// The headers.
-    #[must_use]
     pub fn header(&self) -> &[u8] {
         self.header.as_slice()
     }
 
     /// Location of the payload.
-    #[must_use]
     pub fn payload(&self) -> Payload {
         self.payload
     }
 
     /// Bytes of payload, without padding.
-    #[must_use]
     pub fn payload_bytes(&self) -> u32 {
         self.payload_bytes
     }
 
     /// Bytes of the whole datagram, base transport header to CRC.
-    #[must_use]
     pub fn datagram_bytes(&self) -> usize {
         let payload = self.payload_bytes as usize;
         self.header().len() + payload + usize::from(padding(payload)) + ICRC_BYTES
@@ -133,7 +126,6 @@ impl TxPacket {
 
     /// Computes the CRC for a flow, an IPv4 identification (see
     /// [`super::icrc::train_identification`]) and the bytes of the payload.
-    #[must_use]
     pub fn seal(&self, flow: &Flow, identification: u16, payload: &[u8]) -> Trailer {
         let (header, pad) = (self.header(), usize::from(padding(payload.len())));
         let mut bytes = [0; 3 + ICRC_BYTES];
