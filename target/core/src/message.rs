@@ -94,7 +94,6 @@ impl Sender {
     }
 
     /// Wakes the reactor without a message.
-    #[must_use]
     pub fn waker(&self) -> Arc<dyn Waker> {
         Arc::clone(&self.eventfd) as Arc<dyn Waker>
     }
@@ -124,7 +123,6 @@ impl MessageBarrier {
     }
 
     /// Whether all reactors have passed it or have ended.
-    #[must_use]
     pub fn is_passed(&self) -> bool {
         self.0.iter().all(|(_, answered)| answered.try_recv() != Err(TryRecvError::Empty))
     }
@@ -174,7 +172,6 @@ pub struct Mailbox {
 
 impl Mailbox {
     /// Readable after a wake-up.
-    #[must_use]
     pub fn fd(&self) -> RawFd {
         self.eventfd.as_raw_fd()
     }

@@ -30,7 +30,6 @@ pub struct Shared {
 impl Shared {
     /// State shared by the poll groups of `registry`, with power counters of a first start. `clock`
     /// is the machine's clock, for the records of disconnects.
-    #[must_use]
     pub fn new(
         registry: Arc<Registry>,
         offload: impl Offload + 'static,
@@ -54,13 +53,11 @@ impl Shared {
     }
 
     /// Counters of a reactor.
-    #[must_use]
     pub fn observer(&self, reactor: usize) -> Option<&Arc<ReactorStats>> {
         self.stats.get(reactor)
     }
 
     /// Counters of all reactors.
-    #[must_use]
     pub fn observers(&self) -> &[Arc<ReactorStats>] {
         &self.stats
     }

@@ -73,13 +73,11 @@ impl Round {
     }
 
     /// The hash and the group.
-    #[must_use]
     pub fn agreed(&self) -> (HashId, GroupId) {
         (self.hash, self.group)
     }
 
     /// The message.
-    #[must_use]
     pub fn challenge(&self) -> Challenge<'_> {
         Challenge {
             t_id: self.t_id,
@@ -92,7 +90,6 @@ impl Round {
     }
 
     /// Whether there is a secret to prove ourselves with.
-    #[must_use]
     pub(crate) fn has_controller_key(&self) -> bool {
         self.keys.controller.is_some()
     }
@@ -194,7 +191,6 @@ impl DhComputation {
     }
 
     /// Whether it takes microseconds only, so that it can be done by the reactor.
-    #[must_use]
     pub(crate) fn is_light(&self) -> bool {
         let (DhComputation::Challenge(round) | DhComputation::Verify(round, _)) = self;
         round.group == GroupId::NULL

@@ -96,7 +96,6 @@ pub struct Exchange {
 
 impl Exchange {
     /// For a queue that has just connected: only authentication commands are accepted on it.
-    #[must_use]
     pub fn new(host: Nqn, subsystem: Nqn, now: Instant) -> Exchange {
         Exchange {
             host,
@@ -118,7 +117,6 @@ impl Exchange {
     }
 
     /// Whether other commands may run.
-    #[must_use]
     pub(crate) fn is_authenticated(&self) -> bool {
         self.authenticated
     }
@@ -142,32 +140,27 @@ impl Exchange {
     }
 
     /// Whether it was ever admitted.
-    #[must_use]
     pub(crate) fn was_admitted(&self) -> bool {
         self.admitted
     }
 
     /// The host, as it calls itself.
-    #[must_use]
     pub fn host(&self) -> &Nqn {
         &self.host
     }
 
     /// Whether a computation is in progress.
-    #[must_use]
     pub(crate) fn is_working(&self) -> bool {
         matches!(self.stage, ExchangeState::Working { .. })
     }
 
     /// Whether the queue must close: the host took too long, or the exchange has failed.
-    #[must_use]
     pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         !self.is_working() && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// Whether an exchange has started that has neither succeeded nor failed: its computation may
     /// have been useless.
-    #[must_use]
     pub(crate) fn is_unfinished(&self) -> bool {
         let is_reported =
             matches!(self.stage, ExchangeState::Failed { .. } | ExchangeState::Over { .. });
@@ -180,7 +173,6 @@ impl Exchange {
     }
 
     /// The secrets that the last exchange is about: they may have been replaced since.
-    #[must_use]
     pub fn keys(&self) -> Option<&Arc<Keys>> {
         self.keys.as_ref()
     }
@@ -206,7 +198,6 @@ impl Exchange {
     }
 
     /// The recorded cause, if it is more specific than the failure.
-    #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         self.cause
     }
@@ -217,7 +208,6 @@ impl Exchange {
     }
 
     /// The hash and the group of the last exchange.
-    #[must_use]
     pub fn agreed(&self) -> Option<(HashId, GroupId)> {
         self.agreed
     }

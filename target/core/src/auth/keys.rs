@@ -100,7 +100,6 @@ pub struct Rules {
 
 impl Keyring {
     /// The keys of hosts that must authenticate; others need not.
-    #[must_use]
     pub fn new(hosts: impl IntoIterator<Item = (Nqn, Keys)>, policy: Policy) -> Keyring {
         let hosts = hosts.into_iter().map(|(nqn, keys)| (nqn, Arc::new(keys))).collect();
         Keyring { hosts, policy: Arc::new(policy), ..Keyring::default() }
@@ -113,7 +112,6 @@ impl Keyring {
     }
 
     /// Whether `host` must prove itself to a controller of `subsystem`.
-    #[must_use]
     pub fn demand(&self, host: &Nqn, subsystem: &Nqn) -> Requirement {
         let discovery = subsystem.is_discovery();
         match (self.hosts.contains_key(host), discovery) {
@@ -137,13 +135,11 @@ impl Keyring {
     }
 
     /// All hosts that have or have had keys, except those configured to need none.
-    #[must_use]
     pub fn known(&self) -> BTreeSet<Nqn> {
         self.hosts.keys().chain(&self.revoked).copied().collect()
     }
 
     /// Whether the secret of a host has changed or was removed.
-    #[must_use]
     pub(crate) fn differs_for(&self, host: &Nqn, old: &Keyring) -> bool {
         match (self.hosts.get(host), old.hosts.get(host)) {
             (Some(new), Some(old)) => !new.host.is(&old.host),
@@ -152,37 +148,31 @@ impl Keyring {
     }
 
     /// The secrets of a host.
-    #[must_use]
     pub fn keys(&self, host: &Nqn) -> Option<Arc<Keys>> {
         self.hosts.get(host).cloned()
     }
 
     /// What is negotiable with a host without settings of its own.
-    #[must_use]
     pub fn policy(&self) -> Arc<Policy> {
         Arc::clone(&self.policy)
     }
 
     /// What is negotiable with this host.
-    #[must_use]
     pub(crate) fn policy_of(&self, host: &Nqn) -> Arc<Policy> {
         Arc::clone(self.rules.policies.get(host).unwrap_or(&self.policy))
     }
 
     /// Number of hosts with keys.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.hosts.len()
     }
 
     /// Whether no host has a key.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hosts.is_empty()
     }
 
     /// The differences to `old`, one line each, without secrets.
-    #[must_use]
     pub fn differences(&self, old: &Keyring) -> Vec<String> {
         let mut lines = Vec::new();
         for (nqn, keys) in &self.hosts {

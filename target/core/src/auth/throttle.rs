@@ -56,7 +56,6 @@ impl Throttle {
     }
 
     /// Whether a host must wait.
-    #[must_use]
     pub fn is_closed(&self, from: IpAddr, host: &Nqn, now: Instant) -> bool {
         let key = Claimant { from, host: *host };
         let is_closed = self.failures.get(&key).is_some_and(|count| *count >= MOST_FAILURES);

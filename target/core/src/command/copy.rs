@@ -20,14 +20,12 @@ pub const FORMATS: u16 = 0b11;
 
 /// Returns how many blocks one command, and one range of it, may copy (MCL, MSSRL): as many as fit
 /// a buffer.
-#[must_use]
 pub fn most_blocks(mdts_bytes: u32, block_shift: u8) -> u16 {
     (mdts_bytes >> block_shift).try_into().unwrap_or(u16::MAX)
 }
 
 /// Returns how many source ranges one command may have, minus one (MSRC): as many as the field can
 /// hold, unless their descriptors exceed one transfer.
-#[must_use]
 pub fn msrc_z(mdts_bytes: u32) -> u8 {
     (mdts_bytes / LONGEST_BYTES).saturating_sub(1).try_into().unwrap_or(u8::MAX)
 }
@@ -78,7 +76,6 @@ pub struct Job {
 impl Job {
     /// Returns the bytes of the buffer that it needs: as many as may be copied, because the actual
     /// number is in the ranges.
-    #[must_use]
     pub fn room_bytes(&self) -> u32 {
         self.most_blocks << self.extent.block_shift
     }
@@ -114,7 +111,6 @@ impl Job {
     }
 
     /// Returns the first block of the ranges that cannot be read. The ranges have been checked.
-    #[must_use]
     pub fn first_marked(&self, data: &[u8], marks: &BadBlocks) -> Option<u64> {
         self.ranges(data).find_map(|range| {
             let (at, len) = self.extent.range(range.slba, range.blocks().into()).ok()?;

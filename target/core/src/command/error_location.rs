@@ -18,7 +18,6 @@ const CDW10: u16 = 40;
 const CDW12: u16 = 48;
 
 /// Returns byte (bits 7:0) and bit (10:8) of the invalid parameter ("Parameter Error Location").
-#[must_use]
 pub fn of(sqe: &Sqe, status: Status) -> u16 {
     if sqe.check_flags().is_err() {
         return FLAGS;

@@ -33,20 +33,17 @@ pub struct ConnectError {
 
 impl ConnectError {
     /// Returns a status that names no field.
-    #[must_use]
     pub fn new(cause: Cause, status: Status) -> ConnectError {
         ConnectError { status, dw0: 0, cause, is_late: false }
     }
 
     /// Returns Connect Invalid Parameters with the field.
-    #[must_use]
     pub fn parameter(cause: Cause, field: InvalidParameter) -> ConnectError {
         let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
         ConnectError { status, dw0: field.dw0(), cause, is_late: false }
     }
 
     /// Returns Connect Invalid Host.
-    #[must_use]
     pub fn host(cause: Cause) -> ConnectError {
         let status = Status::CONNECT_INVALID_HOST.with_dnr();
         ConnectError { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
@@ -61,7 +58,6 @@ impl ConnectError {
 
     /// Returns Connect Controller Busy. It is temporary: disconnected hosts make room after some
     /// time.
-    #[must_use]
     pub fn busy(cause: Cause) -> ConnectError {
         ConnectError::new(cause, Status::CONNECT_CONTROLLER_BUSY)
     }

@@ -54,7 +54,6 @@ pub fn plan(
 /// and the host memory, whose length is that of the transfer. None if it is to be refused or needs
 /// more care: [`plan`] decides on that.
 #[inline(always)]
-#[must_use]
 pub fn plain_read(
     sqe: &Sqe,
     namespace: &Namespace,
@@ -68,7 +67,6 @@ pub fn plain_read(
 
 /// The same of a Write, with the location of its data.
 #[inline(always)]
-#[must_use]
 pub fn plain_write(
     sqe: &Sqe,
     namespace: &Namespace,
@@ -149,7 +147,6 @@ pub fn may_begin(
 /// Whether a Write of `blocks`, by byte offset and length, may begin: decided as [`may_begin`] does,
 /// without the status, which few need.
 #[inline(always)]
-#[must_use]
 pub fn may_store(
     backing: DeviceId,
     (at, len): (u64, u32),

@@ -55,7 +55,6 @@ pub enum Source {
 
 impl Source {
     /// Returns the bytes of the data.
-    #[must_use]
     pub fn len_bytes(&self) -> u32 {
         match self {
             Source::Capsule { len, .. } => *len,
@@ -253,7 +252,6 @@ pub enum Plan {
 
 impl Plan {
     /// Returns its class for a drain barrier.
-    #[must_use]
     pub fn io_class(&self) -> IoClass {
         match self {
             _ if self.changes_blocks() => IoClass::Changes,
@@ -269,7 +267,6 @@ impl Plan {
 
     /// Returns the device that it accesses, if it is a single one.
     #[inline(always)]
-    #[must_use]
     pub fn backing(&self) -> Option<DeviceId> {
         match self {
             Plan::Load { backing, .. }
@@ -287,7 +284,6 @@ impl Plan {
     }
 
     /// Whether it changes blocks, or may. A worker creates, formats and deletes namespaces.
-    #[must_use]
     pub fn changes_blocks(&self) -> bool {
         match self {
             Plan::Store { .. }

@@ -18,7 +18,6 @@ const DESCRIPTOR_BYTES: usize = 16;
 
 /// Returns how many descriptors a command may have on a controller that accepts so many bytes
 /// behind a command (MSDBD). They take the place of in-capsule data.
-#[must_use]
 pub fn msdbd(in_capsule_bytes: u32) -> u8 {
     (in_capsule_bytes / DESCRIPTOR_BYTES as u32).clamp(1, MOST as u32) as u8
 }
@@ -40,7 +39,6 @@ pub struct SglSegments {
 impl SglSegments {
     /// Whether the data are in one piece.
     #[inline]
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -62,14 +60,12 @@ impl SglSegments {
 
     /// Whether a transfer has begun, and some of it is not posted yet.
     #[inline]
-    #[must_use]
     pub fn has_more(&self) -> bool {
         self.posted_bytes < self.total_bytes
     }
 
     /// Returns the bytes of the transfer, if it is in pieces.
     #[inline]
-    #[must_use]
     pub fn total_bytes(&self) -> Option<u32> {
         (!self.is_empty()).then_some(self.total_bytes)
     }

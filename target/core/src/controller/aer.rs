@@ -34,7 +34,6 @@ pub enum Event {
 impl Event {
     /// Its bit in Asynchronous Event Configuration (and OAES); 0 for an event that is always
     /// enabled, because it has a mask of its own (feature 82h) or none.
-    #[must_use]
     pub(crate) fn enable_bit(self) -> u32 {
         match self {
             // The critical warning of the same bit.
@@ -47,7 +46,6 @@ impl Event {
     }
 
     /// Dword 0 of the completion: type, information, log page.
-    #[must_use]
     pub fn dw0(self) -> u32 {
         match self {
             Event::Fatal => AsyncEvent::PERSISTENT_INTERNAL_ERROR.0,
@@ -137,7 +135,6 @@ impl AsyncEvents {
     }
 
     /// Ids for log page 04h, or none when there are too many to name.
-    #[must_use]
     pub fn changed(&self) -> Option<impl Iterator<Item = u32> + '_> {
         (self.changed.len() <= CHANGED_MAX).then(|| self.changed.iter().copied())
     }

@@ -85,7 +85,6 @@ pub struct Association {
 
 impl Association {
     /// A new association; not ready, and by no address.
-    #[must_use]
     pub fn new(id: u64, cntlid: u16, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Association {
         let reservations = match subsystem == Nqn::DISCOVERY {
             true => ReservationView::default(),

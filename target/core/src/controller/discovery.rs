@@ -77,7 +77,6 @@ pub struct DiscoveryLog {
 
 impl DiscoveryLog {
     /// For a host that sees these records.
-    #[must_use]
     pub fn new(nqn: Nqn, records: &[Record]) -> DiscoveryLog {
         DiscoveryLog { nqn, snapshot: Vec::new(), known: digest(records) }
     }

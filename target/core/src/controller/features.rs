@@ -14,7 +14,6 @@ pub struct Features {
 impl Features {
     /// Asynchronous Event Configuration: the events that
     /// [`crate::controller::aer::AsyncEvents::next`] may report.
-    #[must_use]
     pub fn async_event_config(&self) -> u32 {
         self.async_events.0
     }

@@ -173,7 +173,6 @@ pub struct Controller {
 
 impl Controller {
     /// A new controller. `kato_ms` 0 means no keep alive.
-    #[must_use]
     pub fn new(
         association: Arc<Association>,
         role: ControllerKind,
@@ -206,13 +205,11 @@ impl Controller {
     }
 
     /// Whether this is a discovery controller.
-    #[must_use]
     pub fn is_discovery(&self) -> bool {
         matches!(self.role, ControllerKind::Discovery(_))
     }
 
     /// The NVM subsystem it serves, if any.
-    #[must_use]
     pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
         match &self.role {
             ControllerKind::Nvm(subsystem) => Some(subsystem),
@@ -221,13 +218,11 @@ impl Controller {
     }
 
     /// Its state.
-    #[must_use]
     pub fn life(&self) -> ControllerState {
         self.life
     }
 
     /// Controller capabilities.
-    #[must_use]
     pub fn cap(&self) -> Cap {
         Cap(0)
             .with_mqes_z(self.limits.queue_depth - 1)
@@ -239,7 +234,6 @@ impl Controller {
 
     /// Controller status. RDY is cleared only when the last I/O queue is closed, so a host that
     /// reads 0 knows that no earlier command is in progress.
-    #[must_use]
     pub fn csts(&self) -> Csts {
         let draining = self.life == ControllerState::Disabled && self.association.io_queues() > 0;
         let shst = match self.life {
@@ -318,13 +312,11 @@ impl Controller {
     }
 
     /// Maximum of the keep alive timeout for its host, in milliseconds.
-    #[must_use]
     pub(crate) fn keep_alive_max_ms(&self) -> u32 {
         if self.is_discovery() { KEEP_ALIVE_DISCOVERY_MAX_MS } else { KEEP_ALIVE_MAX_MS }
     }
 
     /// Keep alive timeout in milliseconds as granted; 0 when there is none.
-    #[must_use]
     pub fn kato_ms(&self) -> u32 {
         self.kato.as_millis() as u32
     }

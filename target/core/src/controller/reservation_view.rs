@@ -43,7 +43,6 @@ struct Log {
 
 impl ReservationView {
     /// For a controller with namespaces: no restriction, no mask.
-    #[must_use]
     pub fn new() -> ReservationView {
         let namespaces = (0..=MAX_NSID).map(|_| Marks::default()).collect();
         ReservationView { namespaces, ..ReservationView::default() }
@@ -52,7 +51,6 @@ impl ReservationView {
     /// Commands that are not allowed for a namespace: one relaxed load. None for an invalid id;
     /// such a command fails for another reason.
     #[inline]
-    #[must_use]
     pub fn barred(&self, nsid: u32) -> Barred {
         let marks = self.namespaces.get(nsid as usize);
         Barred(marks.map_or(0, |marks| marks.barred.load(Ordering::Relaxed)))
@@ -67,7 +65,6 @@ impl ReservationView {
     }
 
     /// Feature 82h of a namespace.
-    #[must_use]
     pub fn mask(&self, nsid: u32) -> NotificationMask {
         let marks = self.namespaces.get(nsid as usize);
         NotificationMask(marks.map_or(0, |marks| marks.mask.load(Ordering::Relaxed).into()))

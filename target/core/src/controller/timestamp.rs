@@ -22,14 +22,12 @@ pub struct ControllerTimestamp {
 
 impl ControllerTimestamp {
     /// Counts from 0: the controller was reset `now`.
-    #[must_use]
     pub fn new(now: Instant) -> ControllerTimestamp {
         ControllerTimestamp { reset: now, set: None }
     }
 
     /// Returns the value for Get Features, modulo 2^48 milliseconds. The clock is that of the
     /// machine, which does not stop while the daemon serves: Synch is 0.
-    #[must_use]
     pub fn at(&self, now: Instant) -> Timestamp {
         match self.set {
             Some((ms, since)) => Timestamp::new(ms.wrapping_add(elapsed_ms(since, now)))

@@ -45,25 +45,21 @@ macro_rules! causes {
             pub const COUNT: usize = [$($name),*].len();
 
             /// Its name for programs; it stays the same from version to version.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Cause::$cause => $name,)* }
             }
 
             /// Stage of the connection.
-            #[must_use]
             pub const fn stage(self) -> Stage {
                 match self { $(Cause::$cause => Stage::$stage,)* }
             }
 
             /// What happened, as a part of a sentence.
-            #[must_use]
             pub const fn reason(self) -> &'static str {
                 match self { $(Cause::$cause => $reason,)* }
             }
 
             /// What an administrator does next.
-            #[must_use]
             pub const fn remedy(self) -> &'static str {
                 match self { $(Cause::$cause => $remedy,)* }
             }
@@ -324,7 +320,6 @@ causes! {
 
 impl Cause {
     /// Why a connection request with this refusal was rejected.
-    #[must_use]
     pub(crate) fn of_request(status: RejectStatus) -> Cause {
         match status {
             RejectStatus::INVALID_HSQSIZE | RejectStatus::INVALID_HRQSIZE => Cause::EmptyQueue,
@@ -336,7 +331,6 @@ impl Cause {
     }
 
     /// Cause of a failed exchange; `by_host`: the host reported the failure.
-    #[must_use]
     pub(crate) fn of_exchange(failure: Failure, by_host: bool) -> Cause {
         match failure {
             // Linux finds only then that it has no code for what it offers.
@@ -348,7 +342,6 @@ impl Cause {
     }
 
     /// Cause of a failed completion; none if it only follows from another failure.
-    #[must_use]
     pub(crate) fn of_fault(fault: Fault) -> Option<Cause> {
         Some(match fault {
             Fault::Flushed => return None,
@@ -362,7 +355,6 @@ impl Cause {
     }
 
     /// The cause with this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Cause> {
         Cause::ALL.iter().copied().find(|cause| cause.name() == name)
     }
@@ -389,7 +381,6 @@ pub struct DisconnectRecord {
 
 impl DisconnectRecord {
     /// For a host of which only the address is known.
-    #[must_use]
     pub fn nameless(cause: Cause, remote: SocketAddr, local: SocketAddr) -> DisconnectRecord {
         let detail = Cow::Borrowed("");
         DisconnectRecord { cause, detail, remote, local, host: None, subsystem: None, qid: None }

@@ -49,7 +49,6 @@ struct Recent {
 
 impl RecentDisconnects {
     /// No records yet. `clock` is the machine's clock for the records.
-    #[must_use]
     pub fn new(clock: fn() -> SystemTime) -> RecentDisconnects {
         let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
         RecentDisconnects { recent: Mutex::default(), clock, counts }
@@ -84,7 +83,6 @@ impl RecentDisconnects {
     }
 
     /// The records, the latest first; of one host, or of all.
-    #[must_use]
     pub fn list(&self, host: Option<&Nqn>) -> Vec<Record> {
         let recent = lock(&self.recent);
         let mut records = recent.latest.clone();
@@ -98,7 +96,6 @@ impl RecentDisconnects {
     }
 
     /// Number of occurrences of a cause since the start.
-    #[must_use]
     pub fn count(&self, cause: Cause) -> u64 {
         self.counts[cause as usize].load(Ordering::Relaxed)
     }

@@ -92,7 +92,6 @@ pub struct PollGroup {
 
 impl PollGroup {
     /// Returns an empty group for the reactor of this index in the registry.
-    #[must_use]
     pub fn new(index: usize, limits: Limits, now: Instant) -> PollGroup {
         PollGroup {
             index,
@@ -120,33 +119,28 @@ impl PollGroup {
     }
 
     /// Returns the number of queues.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
     /// Returns the bytes of all buffers that they own: neither in the pool, nor at the fabric, nor
     /// at a device.
-    #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.queues.iter().flatten().map(QueuePair::held_bytes).sum()
     }
 
     /// Whether a shutdown has been requested.
-    #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stopping
     }
 
     /// Whether nothing waits for completion of a push or a response: for its buffer or its slot, or
     /// to continue after it.
-    #[must_use]
     pub fn nobody_waits(&self) -> bool {
         self.waiters.is_empty() && self.waiters.behind_sent == 0
     }
 
     /// Returns when [`PollGroup::tick`] has something to do.
-    #[must_use]
     pub fn next_tick(&self) -> Instant {
         self.waiters.rate_limits.due().map_or(self.next_tick, |due| due.min(self.next_tick))
     }

@@ -49,13 +49,11 @@ pub(super) struct BufferShare {
 
 /// Returns the bytes of data buffers that are free for I/O commands.
 #[inline]
-#[must_use]
 pub fn free_for_io(pool: &Pool) -> u64 {
     pool.free_for_all_bytes().saturating_sub(DATA_FOR_ADMIN_BYTES)
 }
 
 /// Returns the state of the pool for the buffer scheduler.
-#[must_use]
 pub fn room(pool: &Pool, now: Instant) -> PoolState {
     let (whole_bytes, aside_bytes) = pool.whole_bytes();
     let largest_bytes = pool.plan().largest_bytes.into();

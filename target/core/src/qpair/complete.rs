@@ -410,7 +410,6 @@ impl QueuePair {
     }
 
     /// Whether a tag of this queue identifies a request to cancel rather than an operation.
-    #[must_use]
     pub fn is_about_recall(tag: u64) -> bool {
         abort::is_about_cancel(tag)
     }

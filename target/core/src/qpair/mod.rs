@@ -166,39 +166,33 @@ impl QueuePair {
     }
 
     /// Returns the queue pair.
-    #[must_use]
     pub fn qp(&self) -> Qp {
         self.conn.qp
     }
 
     /// Returns the address of its host.
-    #[must_use]
     pub fn source(&self) -> IpAddr {
         self.conn.remote.ip()
     }
 
     /// Returns its association; none before its Connect.
-    #[must_use]
     pub fn association(&self) -> Option<&Arc<Association>> {
         self.conn.role.association()
     }
 
     /// Returns the number of receives that were posted for it.
-    #[must_use]
     pub fn depth(&self) -> u16 {
         self.requests.count() / 2
     }
 
     /// Returns the number of receives that are not available to other queues: all of them, and
     /// after its queue pair is destroyed, those that a device still has.
-    #[must_use]
     pub fn receives(&self) -> u16 {
         self.receives
     }
 
     /// Returns the bytes of all buffers that it owns, without those posted to the fabric or
     /// submitted to a device.
-    #[must_use]
     pub fn held_bytes(&self) -> u64 {
         let waiting = self.backlog.iter().map(|(buf, ..)| u64::from(buf.capacity()));
         buffers::held_bytes(&self.requests) + waiting.sum::<u64>()
@@ -210,20 +204,17 @@ impl QueuePair {
     }
 
     /// Whether its Connect has succeeded.
-    #[must_use]
     pub fn is_connected(&self) -> bool {
         self.conn.is_connected()
     }
 
     /// Whether it is connected, and its host has authenticated if it must.
-    #[must_use]
     pub fn is_admitted(&self) -> bool {
         self.is_connected() && self.auth.is_done()
     }
 
     /// Whether its host is not identified: it is not admitted, or it is the admin queue of an
     /// anonymous host that has no I/O queues.
-    #[must_use]
     pub fn is_anonymous(&self) -> bool {
         match &self.conn.role {
             QueueRole::Admin(controller) if self.is_admitted() => {
@@ -235,7 +226,6 @@ impl QueuePair {
     }
 
     /// Whether it is being closed, or its queue pair is destroyed.
-    #[must_use]
     pub fn is_closing(&self) -> bool {
         !self.conn.is_open()
     }
@@ -246,32 +236,27 @@ impl QueuePair {
     }
 
     /// Whether its host has confirmed the connection.
-    #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.conn.confirmed
     }
 
     /// Whether its host has neither confirmed the connection nor been admitted on it.
-    #[must_use]
     pub fn is_half_open(&self) -> bool {
         !self.conn.confirmed && !self.is_admitted()
     }
 
     /// Whether its host has confirmed the connection and was not admitted: if it ends now, it was
     /// never used.
-    #[must_use]
     pub fn is_in_vain(&self) -> bool {
         self.conn.confirmed && !self.is_admitted()
     }
 
     /// Returns the time at which it was opened.
-    #[must_use]
     pub fn opened(&self) -> Instant {
         self.conn.opened
     }
 
     /// Whether the queue pair is destroyed and all device operations have completed.
-    #[must_use]
     pub fn is_finished(&self) -> bool {
         self.conn.link == Link::Gone && self.requests.outstanding == 0
     }

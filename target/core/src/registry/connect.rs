@@ -232,7 +232,6 @@ impl Registry {
     }
 
     /// Whether a host has a key that it can prove.
-    #[must_use]
     pub fn has_key(&self, host: &Nqn) -> bool {
         self.lock().keyring.keys(host).is_some()
     }
@@ -281,7 +280,6 @@ impl Registry {
 
     /// Another host, by name, that uses the same subsystem with the same host identifier, by which
     /// reservations know it.
-    #[must_use]
     pub fn twin(&self, association: &Association) -> Option<Nqn> {
         let is_twin = |a: &Association| {
             a.host != association.host

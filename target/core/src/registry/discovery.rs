@@ -24,7 +24,6 @@ impl Registry {
     /// The discovery log for a host that reached us at `local`: generation and records. It contains
     /// the subsystems that the host may use, each at the listeners that offer it, also those of
     /// other gateways of a group.
-    #[must_use]
     pub fn discovery(&self, host: &Nqn, local: SocketAddr) -> (u64, Vec<Record>) {
         let table = self.lock();
         let mut records = Vec::new();
@@ -83,7 +82,6 @@ impl Registry {
     }
 
     /// The name of this target's discovery subsystem.
-    #[must_use]
     pub(crate) fn discovery_nqn(&self) -> Nqn {
         self.lock().discovery.nqn
     }

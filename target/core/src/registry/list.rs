@@ -28,7 +28,6 @@ pub struct Controller {
 
 impl Registry {
     /// All controllers, in the order of their creation.
-    #[must_use]
     pub fn controllers(&self) -> Vec<Controller> {
         let mut all: Vec<_> = self.lock().associations.values().map(Controller::of).collect();
         all.sort_by_key(|controller| controller.association.id);
@@ -58,13 +57,11 @@ impl Registry {
     }
 
     /// All subsystems that are served, by their names.
-    #[must_use]
     pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
         self.lock().subsystems.values().cloned().collect()
     }
 
     /// The addresses of listeners, without pending ones.
-    #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.lock().listeners().iter().map(|listener| listener.address).collect()
     }

@@ -131,7 +131,6 @@ struct AssociationEntry {
 impl Registry {
     /// An empty registry for these reactors, with room for `controllers` associations and
     /// `receives` buffers for I/O queues on each reactor.
-    #[must_use]
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
         let counts = || reactors.iter().map(|_| AtomicU32::new(0)).collect();
         let (loads, unadmitted) = (counts(), counts());
@@ -234,7 +233,6 @@ impl Registry {
     }
 
     /// Hosts that have or have had keys, to be persisted.
-    #[must_use]
     pub fn keyed_hosts(&self) -> BTreeSet<Nqn> {
         self.lock().keyring.known()
     }
@@ -267,31 +265,26 @@ impl Registry {
     }
 
     /// Whether a host at an address has failed to prove itself too often.
-    #[must_use]
     pub fn is_throttled(&self, from: IpAddr, host: &Nqn, now: Instant) -> bool {
         self.lock().throttle.is_closed(from, host, now)
     }
 
     /// The subsystem of this name.
-    #[must_use]
     pub fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         self.lock().subsystems.get(nqn).cloned()
     }
 
     /// The subsystem of an association as its host sees it; none for discovery.
-    #[must_use]
     pub fn view(&self, association: &Association) -> Option<Arc<Subsystem>> {
         self.lock().associations.get(&association.id)?.view.clone()
     }
 
     /// Number of associations.
-    #[must_use]
     pub fn associations(&self) -> usize {
         self.lock().associations.len()
     }
 
     /// The live controllers of a subsystem, by ascending id, each with its host.
-    #[must_use]
     pub fn controllers_of(&self, nqn: &Nqn) -> Vec<(u16, Nqn)> {
         let table = self.lock();
         let live = table.associations.values().filter(|e| e.view.is_some());
@@ -403,7 +396,6 @@ impl Registry {
     }
 
     /// The reactor that shall serve the next queue: the one with the fewest receives in use.
-    #[must_use]
     pub fn place(&self) -> usize {
         let load = |i: &usize| self.loads[*i].load(Ordering::Relaxed);
         (0..self.loads.len()).min_by_key(load).unwrap_or(0)
@@ -459,7 +451,6 @@ impl Registry {
     }
 
     /// All mailboxes, in the order of the reactors.
-    #[must_use]
     pub fn reactors(&self) -> &[Sender] {
         &self.reactors
     }

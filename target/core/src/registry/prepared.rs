@@ -36,7 +36,6 @@ impl Registry {
     }
 
     /// The listener state for a connection request at `local`.
-    #[must_use]
     pub fn reached(&self, local: SocketAddr) -> Reached {
         let table = self.lock();
         if table.listeners.is_none() || table.listener(local).is_some() {

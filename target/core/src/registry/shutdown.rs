@@ -34,19 +34,16 @@ impl Registry {
     }
 
     /// Whether long operations shall end.
-    #[must_use]
     pub fn is_halting(&self) -> bool {
         self.halting.load(Ordering::Relaxed)
     }
 
     /// Whether the target is about to stop.
-    #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.lock().leaving
     }
 
     /// Whether any host has a controller that is not one of discovery.
-    #[must_use]
     pub fn has_hosts(&self) -> bool {
         self.lock().associations.values().any(|entry| entry.view.is_some())
     }

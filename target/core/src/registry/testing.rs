@@ -9,7 +9,6 @@ use crate::controller::Limits;
 ///
 /// # Panics
 /// Never.
-#[must_use]
 pub fn visit() -> ConnectContext {
     at("192.0.2.1:4420")
 }

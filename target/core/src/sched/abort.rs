@@ -33,7 +33,6 @@ impl AbortRequest {
     /// Returns the request of an association, by its
     /// [`crate::controller::association::Association::id`], to abort command `cid` of queue `sqid`,
     /// and its first token. `home` is the reactor of its admin queue.
-    #[must_use]
     pub fn new(
         association: u64,
         sqid: u16,
@@ -53,7 +52,6 @@ impl AbortRequest {
     }
 
     /// Whether the command was aborted; none while the outcome is unknown.
-    #[must_use]
     pub fn outcome(&self) -> Option<bool> {
         // Acquire: the outcome was stored before the last token was dropped.
         let open = self.0.tokens.load(Ordering::Acquire) > 0;
@@ -67,13 +65,11 @@ impl AbortRequest {
 
 impl AbortToken {
     /// Whether it is for this queue.
-    #[must_use]
     pub fn is_for(&self, association: u64, sqid: u16) -> bool {
         (self.0.association, self.0.sqid) == (association, sqid)
     }
 
     /// The command.
-    #[must_use]
     pub fn cid(&self) -> u16 {
         self.0.cid
     }

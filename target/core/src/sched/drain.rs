@@ -68,7 +68,6 @@ impl DrainBarrier {
     }
 
     /// Whether commands of a host, on the admin queue or an I/O queue, may have to end.
-    #[must_use]
     pub fn concerns(&self, host: &HostId, is_admin: bool) -> bool {
         match &self.whose {
             DrainScope::Preempted(hosts) => !is_admin && hosts.contains(host),
@@ -77,7 +76,6 @@ impl DrainBarrier {
     }
 
     /// Whether such a command has to end.
-    #[must_use]
     pub fn ends(&self, class: IoClass, nsid: u32) -> bool {
         let ends = match self.whose {
             DrainScope::Preempted(_) => class != IoClass::Exempt,
@@ -90,7 +88,6 @@ impl DrainBarrier {
     }
 
     /// Returns the status of commands that end.
-    #[must_use]
     pub fn status(&self) -> Status {
         match self.whose {
             DrainScope::Preempted(_) => Status::ABORTED_PREEMPT.with_dnr(),

@@ -22,7 +22,6 @@ impl<T, S> Default for FairQueue<T, S> {
 
 impl<T, S: Ord + Copy> FairQueue<T, S> {
     /// Whether it is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.next.is_empty()
     }
@@ -54,7 +53,6 @@ impl<T, S: Ord + Copy> FairQueue<T, S> {
     }
 
     /// Returns the number of items.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -124,7 +124,6 @@ impl RangeLocks {
     /// after a connection was closed: network messages lie between its end and the next command of
     /// its host on another one.
     #[inline]
-    #[must_use]
     pub fn is_watching(&self, backing: DeviceId) -> bool {
         match self.watching.load(Ordering::Relaxed) {
             0 => false,
@@ -134,7 +133,6 @@ impl RangeLocks {
 
     /// Returns a number that changes each time locking for fused commands begins. A reactor that
     /// finds a new one calls [`RangeLocks::settle`].
-    #[must_use]
     pub fn round(&self) -> u32 {
         self.round.load(Ordering::Acquire)
     }
@@ -170,7 +168,6 @@ impl RangeLocks {
     }
 
     /// Whether a lock is granted by now.
-    #[must_use]
     pub fn is_granted(&self, ticket: u64) -> bool {
         lock(&self.table).entries.get(&ticket).is_some_and(|entry| entry.granted)
     }
@@ -312,7 +309,6 @@ pub struct DeviceLock<'a> {
 
 impl DeviceLock<'_> {
     /// Whether all earlier changes have completed. Later ones wait from the request on.
-    #[must_use]
     pub fn is_granted(&self) -> bool {
         self.locks.is_granted(self.ticket)
     }

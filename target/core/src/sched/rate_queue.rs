@@ -89,14 +89,12 @@ impl RateLimitQueue {
 
     /// Returns when [`RateLimitQueue::next`] may have a command, if any waits.
     #[inline]
-    #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
     /// Whether a command may book before it waits: none for its namespace is queued ahead of it.
     #[inline]
-    #[must_use]
     pub fn may_book(&self, share: u32, nsid: u32) -> bool {
         self.count == 0 || self.is_first(share, nsid)
     }

@@ -97,7 +97,6 @@ impl CompletionBatch {
 
     /// Whether the counters of these commands are known.
     #[inline]
-    #[must_use]
     pub fn knows(&self, whose: BatchKey) -> bool {
         self.whose == whose && self.counted_in.is_some()
     }

@@ -12,7 +12,6 @@ pub const BUCKETS: usize = 101;
 
 /// The bucket of a latency.
 #[inline]
-#[must_use]
 pub const fn bucket(ns: u64) -> usize {
     // From 4 units on the three highest bits are 4 to 7, and each more below them is another four
     // buckets.
@@ -23,7 +22,6 @@ pub const fn bucket(ns: u64) -> usize {
 }
 
 /// Nanoseconds that everything in a bucket is below; none for the last.
-#[must_use]
 pub const fn bound_ns(bucket: usize) -> Option<u64> {
     match bucket {
         0..4 => Some((bucket as u64 + 1) * UNIT_NS),
@@ -58,7 +56,6 @@ impl Histogram {
     }
 
     /// The counts.
-    #[must_use]
     pub fn read(&self) -> [u64; BUCKETS] {
         std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
     }

@@ -44,7 +44,6 @@ rdma::named_enum! {
 impl Kind {
     /// The kind of a command of an I/O queue; none for Fabrics commands.
     #[inline]
-    #[must_use]
     pub fn of(sqe: &Sqe) -> Option<Kind> {
         if sqe.is_fabrics() {
             return None;
@@ -168,7 +167,6 @@ impl OpStats {
 
     /// Time and distribution of a stage for `commands`; those that spent no time in it are in the
     /// first bucket.
-    #[must_use]
     pub fn stage(&self, stage: Stage, commands: u64) -> (u64, [u64; BUCKETS]) {
         let mut counts = self.stages[stage as usize].read();
         let longer: u64 = counts.iter().sum();
@@ -177,7 +175,6 @@ impl OpStats {
     }
 
     /// The sums.
-    #[must_use]
     pub fn sums(&self) -> Sums {
         let spent_ns = self.spent_ns.iter().map(|ns| ns.load(Ordering::Relaxed));
         Sums {
@@ -261,7 +258,6 @@ impl IoStats {
 
     /// The id of the association that is counted here, and its commands by [`Kind`]; no commands if
     /// others are counted here as well. None for the row *other*.
-    #[must_use]
     pub fn of_controller(&self) -> Option<(u64, Option<[Sums; Kind::ALL.len()]>)> {
         self.pair?;
         let own = || std::array::from_fn(|kind| self.kinds[kind].sums().since(&self.before[kind]));
@@ -302,7 +298,6 @@ impl StatsTable {
     }
 
     /// Every row, *other* last.
-    #[must_use]
     pub fn all(&self) -> Vec<Arc<IoStats>> {
         self.rows.iter().chain([&self.other]).cloned().collect()
     }
@@ -349,7 +344,6 @@ pub struct Rows {
 impl Rows {
     /// Where commands for a namespace are counted.
     #[inline]
-    #[must_use]
     pub fn of(&self, nsid: u32) -> &Arc<IoStats> {
         // Ids are usually 1, 2, 3 ..: this position is tried first, and the end.
         match self.own.get((nsid as usize).wrapping_sub(1)) {

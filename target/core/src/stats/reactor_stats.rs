@@ -85,7 +85,6 @@ impl ReactorStats {
     }
 
     /// Every row, the one of all others last.
-    #[must_use]
     pub fn all_rows(&self) -> Vec<Arc<IoStats>> {
         lock(&self.table).all()
     }
@@ -98,7 +97,6 @@ impl ReactorStats {
 
     /// Whether a command that took so long is to be noted.
     #[inline]
-    #[must_use]
     pub fn is_slow(&self, total_ns: u64) -> bool {
         total_ns >= self.slow_ns.load(Ordering::Relaxed)
     }
@@ -110,7 +108,6 @@ impl ReactorStats {
     }
 
     /// The last slow commands, oldest first, and how many there were in all.
-    #[must_use]
     pub fn slow(&self) -> (Vec<SlowCommand>, u64) {
         lock(&self.slow).read()
     }
@@ -123,7 +120,6 @@ impl ReactorStats {
     }
 
     /// The counters of the fabric at the last update.
-    #[must_use]
     pub fn fabric(&self) -> FabricStats {
         lock(&self.fabric).clone()
     }

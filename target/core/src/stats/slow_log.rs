@@ -54,7 +54,6 @@ impl SlowLog {
     }
 
     /// The commands that are remembered, oldest first, and how many there were in all.
-    #[must_use]
     pub fn read(&self) -> (Vec<SlowCommand>, u64) {
         (self.last.iter().copied().collect(), self.count)
     }

@@ -75,21 +75,18 @@ impl StageTimer {
     }
 
     /// The stage that it is in.
-    #[must_use]
     pub fn stage(&self) -> Stage {
         Stage::ALL.get(usize::from(self.last)).copied().unwrap_or(self.stage)
     }
 
     /// Start times of the stages. Commands with equal ones have equal latencies.
     #[inline]
-    #[must_use]
     pub fn began_ns(&self) -> &[u64; Stage::ALL.len()] {
         &self.began_ns
     }
 
     /// Duration of each stage of a command that was answered, and has ended at `end_ns`, in the
     /// order of [`Stage::ALL`].
-    #[must_use]
     pub fn stages_ns(&self, end_ns: u64) -> [u64; Stage::ALL.len()] {
         let mut stages_ns = [0; Stage::ALL.len()];
         each_stage(&self.began_ns, end_ns, |stage, ns| stages_ns[stage] = ns);
@@ -99,7 +96,6 @@ impl StageTimer {
     /// Time that the host of a command that has ended at `end_ns` took to send its data, and to
     /// acknowledge data and response.
     #[inline]
-    #[must_use]
     pub fn at_host_ns(&self, end_ns: u64) -> u64 {
         let [_, _, pull_ns, disk_ns, push_ns, reply_ns] = self.began_ns;
         let pulled_ns = if disk_ns == NEVER { 0 } else { disk_ns.saturating_sub(pull_ns) };
@@ -108,7 +104,6 @@ impl StageTimer {
 
     /// Total duration.
     #[inline]
-    #[must_use]
     pub fn total_ns(&self, end_ns: u64) -> u64 {
         end_ns.saturating_sub(self.began_ns[0])
     }

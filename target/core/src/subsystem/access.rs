@@ -67,13 +67,11 @@ impl Default for AccessPolicy {
 impl AccessPolicy {
     /// Whether the listener with this port identifier offers the subsystem; none: a listener that
     /// is no longer there.
-    #[must_use]
     pub fn is_at(&self, listener: Option<u16>) -> bool {
         self.listeners.is_empty() || listener.is_some_and(|id| self.listeners.contains(&id))
     }
 
     /// Whether a host sees a namespace.
-    #[must_use]
     pub fn shows(&self, nsid: u32, host: &Nqn) -> bool {
         self.masks.get(&nsid).is_none_or(|hosts| hosts.contains(host))
     }
@@ -112,7 +110,6 @@ pub struct Referral {
 
 impl Referral {
     /// Whether it is reported to a host.
-    #[must_use]
     pub fn is_for(&self, host: &Nqn) -> bool {
         self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
     }

@@ -50,13 +50,11 @@ pub struct AnaStates([AnaState; ANA_GROUPS as usize]);
 
 impl AnaStates {
     /// This state for every group.
-    #[must_use]
     pub fn all(state: AnaState) -> AnaStates {
         AnaStates([state; ANA_GROUPS as usize])
     }
 
     /// The state of a group; optimized for an id that no group has.
-    #[must_use]
     pub fn state(&self, group: u32) -> AnaState {
         index(group).map_or(AnaState::OPTIMIZED, |at| self.0[at])
     }
@@ -139,7 +137,6 @@ impl AnaStateTable {
     }
 
     /// All states as they are now.
-    #[must_use]
     pub fn states(&self) -> AnaStates {
         AnaStates(std::array::from_fn(|at| AnaState(self.0[at].load(Ordering::Relaxed))))
     }
@@ -194,13 +191,11 @@ struct Group {
 
 impl AnaLog {
     /// The log of a new controller, or after a reset: no changes so far.
-    #[must_use]
     pub fn new(subsystem: &Subsystem, states: AnaStates) -> AnaLog {
         AnaLog { states, changes: 0, groups: groups(subsystem, &states) }
     }
 
     /// The states in the log.
-    #[must_use]
     pub fn states(&self) -> AnaStates {
         self.states
     }

@@ -78,7 +78,6 @@ struct Marked {
 
 impl BadBlocks {
     /// Marks that end with the daemon, as the blocks of a store in memory do.
-    #[must_use]
     pub fn volatile() -> Arc<BadBlocks> {
         Arc::new(BadBlocks::of(Ranges::default(), None))
     }
@@ -107,13 +106,11 @@ impl BadBlocks {
 
     /// Whether no block is marked.
     #[inline]
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) == 0
     }
 
     /// The first marked byte of a range.
-    #[must_use]
     pub fn first(&self, at: u64, len: u64) -> Option<u64> {
         lock(&self.ranges).first(at, len)
     }

@@ -122,7 +122,6 @@ struct LogEntry {
 impl PersistentEventLog {
     /// With the saved events, unless they are of another subsystem. Each further event notifies
     /// `wake`.
-    #[must_use]
     pub fn new(
         subsystem: Nqn,
         saved: Option<SavedEvents>,
@@ -138,7 +137,6 @@ impl PersistentEventLog {
     }
 
     /// The subsystem.
-    #[must_use]
     pub fn subsystem(&self) -> &Nqn {
         &self.subsystem
     }
@@ -160,7 +158,6 @@ impl PersistentEventLog {
     }
 
     /// The log for a reporting context: header and events, the newest first.
-    #[must_use]
     pub fn report(&self, about: &LogHeader, power: &Power) -> Arc<[u8]> {
         let mut events = lock(&self.events);
         events.generation = events.generation.wrapping_add(1);

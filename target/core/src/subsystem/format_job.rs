@@ -71,7 +71,6 @@ impl FormatJob {
     }
 
     /// Its progress.
-    #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }

@@ -39,7 +39,6 @@ pub struct Progress {
 
 impl Progress {
     /// No progress.
-    #[must_use]
     pub fn none() -> Progress {
         Progress {
             left_percent: AtomicU8::new(100),
@@ -58,7 +57,6 @@ impl Progress {
     }
 
     /// Remaining percent, 1 to 100.
-    #[must_use]
     pub fn left_percent(&self) -> u8 {
         self.left_percent.load(Ordering::Relaxed)
     }
@@ -69,7 +67,6 @@ impl Progress {
     }
 
     /// Whether the erasing is to stop.
-    #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
@@ -138,13 +135,11 @@ enum Persistence {
 
 impl Format {
     /// One that cannot be changed, because it could not be persisted.
-    #[must_use]
     pub fn fixed(subsystem: Nqn, nsid: u32) -> Arc<Format> {
         Arc::new(Format { subsystem, nsid, kept: Persistence::Nowhere, state: Mutex::default() })
     }
 
     /// One that ends with the daemon, as the blocks of a store in memory do.
-    #[must_use]
     pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Format> {
         Arc::new(Format { subsystem, nsid, kept: Persistence::Memory, state: Mutex::default() })
     }
@@ -168,19 +163,16 @@ impl Format {
     }
 
     /// Whether a host can choose another block size.
-    #[must_use]
     pub fn can_change(&self) -> bool {
         !matches!(self.kept, Persistence::Nowhere)
     }
 
     /// Bytes of a block, if a host has chosen.
-    #[must_use]
     pub fn block_size_bytes(&self) -> Option<u32> {
         lock(&self.state).block_size_bytes
     }
 
     /// Progress of a format, if one is in progress.
-    #[must_use]
     pub fn under_way(&self) -> Option<Arc<Progress>> {
         lock(&self.state).under_way.clone()
     }
@@ -224,7 +216,6 @@ impl Format {
 
     /// A sentence for the administrator if the configured block size differs from that chosen by a
     /// host.
-    #[must_use]
     pub fn difference_from(&self, configured_bytes: u32) -> Option<String> {
         let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
         let remedy = match &self.kept {

@@ -28,7 +28,6 @@ impl From<SocketAddr> for ListenerConfig {
 
 impl ListenerConfig {
     /// Whether a host that reached us at `local` uses this listener.
-    #[must_use]
     pub fn serves(&self, local: SocketAddr) -> bool {
         let (ip, local_ip) = (self.address.ip().to_canonical(), local.ip().to_canonical());
         let covers = match ip.is_unspecified() {
@@ -40,7 +39,6 @@ impl ListenerConfig {
     }
 
     /// The listener of a host that reached us at `local`.
-    #[must_use]
     pub fn of(listeners: &[ListenerConfig], local: SocketAddr) -> Option<&ListenerConfig> {
         let serving = listeners.iter().filter(|listener| listener.serves(local));
         serving.min_by_key(|listener| listener.address.ip().is_unspecified())

@@ -87,7 +87,6 @@ pub struct Namespace {
 impl Namespace {
     /// Whether writes are refused.
     #[inline]
-    #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only || self.protection.is_on()
     }
@@ -106,14 +105,12 @@ impl Namespace {
 
     /// Whether other daemons serve its blocks as well. Features that must bind all hosts,
     /// such as reservations and fused commands, are not offered then.
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         !self.reservation.is_supported()
     }
 
     /// Allocated logical blocks, at most all of them (NUSE); all where the backing store is no file.
     /// The value was read within the last second, while the backing store responds.
-    #[must_use]
     pub fn utilization(&self) -> u64 {
         let allocated_bytes = self.health.allocation().allocated_bytes().unwrap_or(u64::MAX);
         allocated_bytes.div_ceil(self.block_bytes().into()).min(self.blocks)
@@ -121,26 +118,22 @@ impl Namespace {
 
     /// Whether it is thinly provisioned: what is deallocated is free for others, and reduces the
     /// utilization (NSFEAT bit 0, THINP).
-    #[must_use]
     pub fn is_thin(&self) -> bool {
         self.health.allocation().allocated_bytes().is_some() && !self.health.keeps_space()
     }
 
     /// Bytes of a logical block.
-    #[must_use]
     pub fn block_bytes(&self) -> u32 {
         1 << self.block_shift
     }
 
     /// Power-fail write unit, if known.
-    #[must_use]
     pub fn power_fail_atomic_bytes(&self) -> Option<u32> {
         Some(self.geometry.power_fail_atomic_bytes).filter(|bytes| *bytes > 0)
     }
 
     /// Location of its blocks: carried by commands, so that a reload which puts another backing
     /// store under the same id cannot redirect them.
-    #[must_use]
     pub fn extent(&self) -> Extent {
         Extent { backing: self.backing, blocks: self.blocks, block_shift: self.block_shift }
     }
@@ -229,13 +222,11 @@ impl Subsystem {
     }
 
     /// Whether `host` may connect.
-    #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.allow_any_host || self.hosts.contains(host)
     }
 
     /// Whether all hosts see the same namespaces.
-    #[must_use]
     pub(crate) fn is_the_same_for_all(&self) -> bool {
         self.offer.masks.is_empty() && self.management.is_none()
     }
@@ -257,13 +248,11 @@ impl Subsystem {
     }
 
     /// Whether the backing store of any namespace is degraded.
-    #[must_use]
     pub fn is_degraded(&self) -> bool {
         self.namespaces.iter().any(|n| n.health.is_degraded())
     }
 
     /// Whether hosts can protect namespaces from writes.
-    #[must_use]
     pub fn protects(&self) -> bool {
         self.namespaces.iter().any(|n| n.protection.is_supported())
     }
@@ -274,13 +263,11 @@ impl Subsystem {
     }
 
     /// Whether fused commands may be served: not if other daemons serve all namespaces too.
-    #[must_use]
     pub fn fuses(&self) -> bool {
         self.namespaces.is_empty() || self.namespaces.iter().any(|n| !n.is_shared())
     }
 
     /// Whether any namespace may be formatted by hosts.
-    #[must_use]
     pub(crate) fn allows_format(&self) -> bool {
         self.namespaces.iter().any(|n| n.allow_format)
     }
@@ -317,7 +304,6 @@ pub mod testing {
     ///
     /// # Panics
     /// Never.
-    #[must_use]
     pub fn sample() -> Subsystem {
         let nqn: Nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let namespace = |nsid, block_shift| Namespace {

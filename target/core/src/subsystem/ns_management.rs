@@ -56,7 +56,6 @@ pub struct Grant {
 
 impl Grant {
     /// Whether a host may manage namespaces. (Its NQN is a claim, unless it has a key.)
-    #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.any_host || self.hosts.contains(host)
     }
@@ -64,13 +63,11 @@ impl Grant {
 
 impl Management {
     /// Remaining quota, in bytes.
-    #[must_use]
     pub fn left_bytes(&self) -> u64 {
         self.grant.quota_bytes.saturating_sub(self.used_bytes)
     }
 
     /// The namespace of this id, if hosts made it.
-    #[must_use]
     pub fn allocated(&self, nsid: u32) -> Option<&Allocated> {
         let at = self.allocated.binary_search_by_key(&nsid, |a| a.namespace.nsid).ok()?;
         self.allocated.get(at)

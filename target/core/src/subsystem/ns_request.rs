@@ -69,7 +69,6 @@ pub struct CreatedNsid(Arc<AtomicU32>);
 
 impl CreatedNsid {
     /// The id; 0 when no namespace was created.
-    #[must_use]
     pub fn nsid(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }

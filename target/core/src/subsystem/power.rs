@@ -48,7 +48,6 @@ impl Default for PowerMeter {
 
 impl PowerMeter {
     /// The values at `now`.
-    #[must_use]
     pub fn at(&self, now: Instant) -> Power {
         let here = self.here(now);
         let on_ms = here.as_millis().try_into().unwrap_or(u64::MAX);
@@ -62,7 +61,6 @@ impl PowerMeter {
     }
 
     /// The time since this start.
-    #[must_use]
     pub fn here(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }

@@ -33,7 +33,6 @@ impl Limit {
     pub(crate) const BURST_MS: u32 = 100;
 
     /// Whether it limits nothing.
-    #[must_use]
     pub fn is_none(&self) -> bool {
         self.iops.is_none() && self.bandwidth.is_none()
     }
@@ -70,7 +69,6 @@ pub struct Grant {
 
 impl Limiter {
     /// A limiter with its full burst at `now`.
-    #[must_use]
     pub fn new(limit: Limit, now: Instant) -> Limiter {
         let ops = Schedule::new(limit.iops.map(u64::from));
         Limiter {
@@ -84,7 +82,6 @@ impl Limiter {
     }
 
     /// Its rates.
-    #[must_use]
     pub fn limit(&self) -> Limit {
         self.limit
     }

@@ -22,7 +22,6 @@ pub struct ReactorUsage(Vec<(u32, Arc<WorkCounters>)>);
 impl ReactorUsage {
     /// The counters of a namespace.
     #[inline]
-    #[must_use]
     pub fn of(&self, nsid: u32) -> Option<&Arc<WorkCounters>> {
         // Ids are usually 1, 2, 3 ..: this position is tried first.
         match self.0.get((nsid as usize).wrapping_sub(1)) {
@@ -71,7 +70,6 @@ pub struct SavedCounters {
 
 impl SavedCounters {
     /// Busy time, in grains of a quarter of a second.
-    #[must_use]
     pub fn busy(&self) -> Duration {
         BUSY_GRAIN.saturating_mul(self.busy_grains.try_into().unwrap_or(u32::MAX))
     }
@@ -128,13 +126,11 @@ pub struct Usage {
 
 impl Usage {
     /// Of a subsystem with a Persistent Event log.
-    #[must_use]
     pub fn kept(history: PersistentEventLog) -> Usage {
         Usage { history: Some(history), ..Usage::default() }
     }
 
     /// The Persistent Event log, if there is one.
-    #[must_use]
     pub fn history(&self) -> Option<&PersistentEventLog> {
         self.history.as_ref()
     }
@@ -147,7 +143,6 @@ impl Usage {
     }
 
     /// Whether the backing store of any namespace is degraded.
-    #[must_use]
     pub fn is_degraded(&self) -> bool {
         let healths = lock(&self.healths);
         healths.iter().any(|health| health.is_degraded())
@@ -188,13 +183,11 @@ impl Usage {
     }
 
     /// The counters of all its namespaces, including removed ones.
-    #[must_use]
     pub fn whole(&self) -> SavedCounters {
         lock(&self.accounts).whole()
     }
 
     /// The counters of a namespace.
-    #[must_use]
     pub fn of(&self, nsid: u32) -> SavedCounters {
         let accounts = lock(&self.accounts);
         let kept = accounts.namespaces.get(&nsid).map_or_else(Default::default, |own| own.kept);
@@ -208,13 +201,11 @@ impl Usage {
     }
 
     /// Entries ever made in error logs.
-    #[must_use]
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }
 
     /// Counters to be persisted: errors, the sum, and each namespace with commands.
-    #[must_use]
     pub fn accounts(&self) -> (u64, SavedCounters, Vec<(u32, SavedCounters)>) {
         let accounts = lock(&self.accounts);
         let kept = accounts.namespaces.iter().map(|(nsid, own)| (*nsid, own.kept));

@@ -50,7 +50,6 @@ impl WorkCounters {
     }
 
     /// The work counted so far.
-    #[must_use]
     pub fn total(&self) -> Work {
         let [reads, writes, units_read, units_written, media_errors] =
             std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed));

@@ -46,7 +46,6 @@ pub struct Protection {
 
 impl Protection {
     /// One that hosts cannot change, because it could not be persisted.
-    #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
         Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), file: None })
@@ -69,13 +68,11 @@ impl Protection {
     }
 
     /// Whether hosts can change it.
-    #[must_use]
     pub fn is_supported(&self) -> bool {
         self.file.is_some()
     }
 
     /// Whether the namespace is one of a gateway group, and so is not protected until a power cycle.
-    #[must_use]
     pub fn is_of_group(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.is_of_group())
     }
@@ -90,14 +87,12 @@ impl Protection {
     }
 
     /// The present state.
-    #[must_use]
     pub fn state(&self) -> WriteProtectState {
         WriteProtectState(self.state.load(Ordering::Acquire))
     }
 
     /// Whether writes are refused.
     #[inline]
-    #[must_use]
     pub fn is_on(&self) -> bool {
         self.state.load(Ordering::Relaxed) != WriteProtectState::NONE.0
     }

@@ -21,7 +21,6 @@ const SLOW_TIMES_FREE: u64 = 7;
 
 /// Whether a host that has held a buffer for so long has returned it promptly.
 #[inline]
-#[must_use]
 pub fn is_prompt(hold_ns: u64) -> bool {
     hold_ns <= PROMPT_NS
 }

@@ -99,7 +99,6 @@ pub struct NsIndex(u8);
 
 impl NsIndex {
     /// Returns the index of the namespace with this id.
-    #[must_use]
     pub fn of(nsid: u32) -> NsIndex {
         NsIndex((nsid % LANES as u32) as u8)
     }
@@ -175,14 +174,12 @@ pub struct BufferScheduler {
 impl BufferScheduler {
     /// Whether no command waits.
     #[inline]
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.admin.is_empty() && self.turns.is_empty()
     }
 
     /// Whether no command waits, and none is held back.
     #[inline]
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.is_empty() && !self.short
     }
@@ -190,13 +187,11 @@ impl BufferScheduler {
     /// Whether, in addition, no part of the pool is set aside: [`BufferScheduler::claim`] would
     /// change nothing.
     #[inline]
-    #[must_use]
     pub fn is_at_rest(&self) -> bool {
         self.is_idle() && self.claims.is_at_rest()
     }
 
     /// Returns the number of waiting commands.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.admin.len() + self.shares.iter().map(|share| share.line.len()).sum::<usize>()
     }
@@ -279,7 +274,6 @@ impl BufferScheduler {
 
     /// Whether a share permits the buffers that a command needs.
     #[inline(always)]
-    #[must_use]
     pub fn allows(&self, share: u32, demand: &BufferDemand) -> bool {
         self.has_much_free(share, demand) || self.allows_little(share, demand)
     }

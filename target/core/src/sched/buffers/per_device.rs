@@ -33,7 +33,6 @@ pub struct DeviceSlot(u16);
 impl DeviceSlot {
     /// Returns the index of a backing store.
     #[inline]
-    #[must_use]
     pub fn of(backing: DeviceId) -> DeviceSlot {
         DeviceSlot((backing.0 % DeviceId::COUNT) as u16)
     }

@@ -41,7 +41,6 @@ pub struct Reservation {
 
 impl Reservation {
     /// One that ends with the daemon.
-    #[must_use]
     pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
         let (state, held) = (Mutex::default(), Mutex::default());
         let is_supported = true;
@@ -49,7 +48,6 @@ impl Reservation {
     }
 
     /// None: other daemons serve the same blocks, and would not respect it.
-    #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
         let (state, held) = (Mutex::default(), Mutex::default());
         let is_supported = false;
@@ -57,7 +55,6 @@ impl Reservation {
     }
 
     /// Whether hosts can use reservations.
-    #[must_use]
     pub fn is_supported(&self) -> bool {
         self.is_supported
     }
@@ -78,7 +75,6 @@ impl Reservation {
     }
 
     /// Supported reservation capabilities (RESCAP).
-    #[must_use]
     pub fn rescap(&self) -> Rescap {
         match self.is_supported {
             true => Rescap::VOLATILE.with_ptpl(self.file.is_some()),
@@ -87,25 +83,21 @@ impl Reservation {
     }
 
     /// The present state.
-    #[must_use]
     pub fn state(&self) -> State {
         lock(&self.state).clone()
     }
 
     /// The present extended Reservation Status structure.
-    #[must_use]
     pub fn report(&self) -> Vec<u8> {
         lock(&self.state).report()
     }
 
     /// Whether it persists through power loss.
-    #[must_use]
     pub fn persists(&self) -> bool {
         lock(&self.state).persists
     }
 
     /// Commands of `host` that are not allowed now.
-    #[must_use]
     pub fn barred(&self, host: &HostId) -> Barred {
         lock(&self.state).barred(host)
     }
@@ -193,13 +185,11 @@ pub mod testing {
     const KEY: u64 = 7;
 
     /// A registration.
-    #[must_use]
     pub fn registered() -> Order {
         Order::Register(Register(0), RegisterKeys { current: 0, new: KEY })
     }
 
     /// An acquisition of the exclusive access.
-    #[must_use]
     pub fn acquired() -> Order {
         let how = Acquire(0).with_action(AcquireAction::ACQUIRE);
         let how = how.with_rtype(ReservationType::EXCLUSIVE_ACCESS);

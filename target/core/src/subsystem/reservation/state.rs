@@ -56,7 +56,6 @@ pub enum Order {
 
 impl Order {
     /// Bytes of data that a reservation command has; none for another command.
-    #[must_use]
     pub fn data_bytes(opcode: IoOpcode) -> Option<u32> {
         match opcode {
             IoOpcode::RESERVATION_REGISTER => Some(RegisterKeys::BYTES as u32),
@@ -113,7 +112,6 @@ impl Barred {
 
     /// Whether commands of any of these groups are barred.
     #[inline]
-    #[must_use]
     pub fn has(self, groups: Barred) -> bool {
         self.0 & groups.0 != 0
     }
@@ -130,7 +128,6 @@ impl Barred {
 impl State {
     /// Commands of `host` that are not allowed ("Command Behavior in the Presence of a
     /// Reservation").
-    #[must_use]
     pub fn barred(&self, host: &HostId) -> Barred {
         let admitted = self.rtype == ReservationType::NONE
             || self.holder.as_ref() == Some(host)
@@ -164,7 +161,6 @@ impl State {
     }
 
     /// The extended Reservation Status structure.
-    #[must_use]
     pub fn report(&self) -> Vec<u8> {
         let count = self.registrants.len();
         let mut page =
@@ -186,7 +182,6 @@ impl State {
     }
 
     /// Whether a registrant holds the reservation.
-    #[must_use]
     pub fn holds(&self, host: &HostId) -> bool {
         match self.rtype.is_held_by_all() {
             true => self.registrants.contains_key(host),
