@@ -36,7 +36,6 @@ impl Default for Allocation {
 impl Allocation {
     /// Bytes allocated to the file, blocks that are preallocated or shared with a reflink included;
     /// some file systems add their own metadata, so this may exceed the size. None: not known.
-    #[must_use]
     pub fn allocated_bytes(&self) -> Option<u64> {
         Some(self.allocated_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes != UNKNOWN)
     }
@@ -54,7 +53,6 @@ impl Allocation {
     }
 
     /// The file system of the file. None: no file, or not examined yet.
-    #[must_use]
     pub fn file_system(&self) -> Option<FileSystemSpace> {
         *lock(&self.file_system)
     }
@@ -94,7 +92,6 @@ pub enum SpaceState {
 
 impl SpaceState {
     /// What that means for the file system of `name`, and what to do; none if the space suffices.
-    #[must_use]
     pub fn warning(self, name: &str) -> Option<String> {
         match self {
             SpaceState::Sufficient => None,

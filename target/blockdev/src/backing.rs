@@ -19,7 +19,6 @@ pub struct BackingConfig {
 
 /// Whether a path is the name of a device: below `/dev`, but not in its file system for shared
 /// memory (`shm_overview(7)`). A device may appear late, and no file is created in its place.
-#[must_use]
 pub fn names_device(path: &Path) -> bool {
     path.starts_with("/dev") && !path.starts_with("/dev/shm")
 }
@@ -56,7 +55,6 @@ pub enum BackingKind {
 
 impl BackingKind {
     /// Whether both are the same store, whatever their sizes.
-    #[must_use]
     pub fn is_store_of(&self, other: &BackingKind) -> bool {
         match (self, other) {
             (BackingKind::File { path: a, .. }, BackingKind::File { path: b, .. }) => a == b,
@@ -68,7 +66,6 @@ impl BackingKind {
     }
 
     /// The path of a file, or the name of an image: what opening and probing may wait for.
-    #[must_use]
     pub fn path(&self) -> Option<PathBuf> {
         match self {
             BackingKind::File { path, .. } => Some(path.clone()),
@@ -97,7 +94,6 @@ impl Kind {
     /// Whether the kernel executes its operations outside of this process: they may block and need
     /// the kernel's workers, and written data are durable only after a sync. (What librbd has
     /// written without a cache is durable.)
-    #[must_use]
     pub(crate) fn is_external(self) -> bool {
         match self {
             Kind::File | Kind::Device => true,

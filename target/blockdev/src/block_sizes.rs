@@ -9,13 +9,11 @@ pub struct BlockSizes([bool; SHIFTS.len()]);
 
 impl BlockSizes {
     /// Only the format with blocks of 2^`shift` bytes.
-    #[must_use]
     pub fn only(shift: u8) -> BlockSizes {
         BlockSizes::those(|each| each == shift)
     }
 
     /// The formats whose log2 of the block size satisfies `can`.
-    #[must_use]
     pub fn those(can: impl Fn(u8) -> bool) -> BlockSizes {
         BlockSizes(SHIFTS.map(can))
     }
@@ -26,13 +24,11 @@ impl BlockSizes {
     }
 
     /// log2 of the block size of the format with this index, if there is one.
-    #[must_use]
     pub fn shift(self, index: u8) -> Option<u8> {
         self.shifts().nth(index.into())
     }
 
     /// Index of the format with blocks of 2^`shift` bytes.
-    #[must_use]
     pub fn index(self, shift: u8) -> u8 {
         self.shifts().take_while(|each| *each != shift).count() as u8
     }

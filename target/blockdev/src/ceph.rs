@@ -17,7 +17,6 @@ pub struct ImageName {
 
 impl ImageName {
     /// What stands for its path where stores are told apart, and waited for, by their paths.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         Path::new("rbd:").join(self.to_string())
     }
@@ -72,7 +71,6 @@ pub struct ClusterConfig {
 
 impl ClusterConfig {
     /// The full name of the client.
-    #[must_use]
     pub fn entity(&self) -> String {
         format!("client.{}", self.client)
     }

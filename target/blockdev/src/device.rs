@@ -89,7 +89,6 @@ impl BackingDevice {
     }
 
     /// Whether it is an image that has grown, and can be served with its new size.
-    #[must_use]
     pub fn has_grown(&self) -> bool {
         let (found, block) = (self.found_bytes(), self.block_size_bytes());
         self.kind == Kind::Rbd
@@ -112,14 +111,12 @@ impl BackingDevice {
 
     /// Device number of the file system or block device: if one store blocks, others with the same
     /// number probably do. 0 for memory; images have one number in common.
-    #[must_use]
     pub fn place(&self) -> u64 {
         self.place
     }
 
     /// Checks that the store has its full size and, if `thorough`, that its first and last block
     /// can be read. May block on the device.
-    #[must_use]
     pub fn inspect(&self, thorough: bool) -> Condition {
         if let Some(image) = &self.image {
             let (condition, found) =
@@ -159,7 +156,6 @@ impl BackingDevice {
     }
 
     /// Whether its path leads to something else now, or to nothing. May block on the device.
-    #[must_use]
     pub(crate) fn has_moved(&self, config: &BackingConfig) -> bool {
         match (&self.hold, &config.kind) {
             (Some(hold), BackingKind::File { path, .. }) => !hold.is_at(path),
@@ -250,7 +246,6 @@ impl BackingDevice {
     }
 
     /// Whether its data are in memory, so that the ring copies them without the kernel's workers.
-    #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.copy_locks.is_some()
     }
@@ -261,7 +256,6 @@ impl BackingDevice {
     }
 
     /// Its kind.
-    #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -272,31 +266,26 @@ impl BackingDevice {
     }
 
     /// Its path or a description, for log lines and output.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Size in logical blocks.
-    #[must_use]
     pub fn blocks(&self) -> u64 {
         self.size_bytes() / u64::from(self.block_size_bytes())
     }
 
     /// Size in bytes, a multiple of the block size.
-    #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Relaxed)
     }
 
     /// Logical block size in bytes.
-    #[must_use]
     pub fn block_size_bytes(&self) -> u32 {
         self.block_size_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether commands that change data are refused.
-    #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -308,7 +297,6 @@ impl BackingDevice {
     /// device may gain a cache while it is served (another table of the device mapper, another leg
     /// of a RAID, a setting), so its queue limit at one moment is not evidence for the next flush.
     /// The kernel omits flushes that a device does not need, with current information.
-    #[must_use]
     pub fn has_volatile_cache(&self) -> bool {
         self.kind.is_external()
     }
@@ -321,7 +309,6 @@ impl BackingDevice {
     }
 
     /// Its I/O hints.
-    #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -356,20 +343,17 @@ impl BackingDevice {
     }
 
     /// Whether another store has replaced it.
-    #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
     /// Its health.
-    #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
     /// Status of every Flush and every FUA write since one of them failed:
     /// [`Health::sync_failure`].
-    #[must_use]
     pub fn sync_failure(&self) -> Option<Status> {
         self.health.sync_failure()
     }

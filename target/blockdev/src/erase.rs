@@ -31,7 +31,6 @@ const STALL: Duration = Duration::from_millis(20);
 impl BackingDevice {
     /// LBA formats that the store supports: its size is a multiple of the block, and direct I/O
     /// supports it.
-    #[must_use]
     pub fn formats(&self) -> BlockSizes {
         let bytes = self.size_bytes();
         let can =

@@ -28,7 +28,6 @@ rdma::named_enum! {
 /// media errors of the specification; a temporary shortage of resources is Command Interrupted,
 /// which asks for a retry. A removed store may return: Namespace Not Ready, with the first retry
 /// delay.
-#[must_use]
 pub(crate) fn status_of(doing: OpKind, errno: i32) -> Status {
     match Errno::from_raw(errno) {
         Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Status::CAPACITY_EXCEEDED.with_dnr(),

@@ -85,7 +85,6 @@ impl Health {
     /// The status with which an operation is rejected before it reaches the store, if any.
     /// `durable`: its success promises stable storage.
     #[inline]
-    #[must_use]
     pub fn rejects(&self, durable: bool) -> Option<Status> {
         let standing = self.standing.load(Ordering::Relaxed);
         if standing == 0 {
@@ -102,7 +101,6 @@ impl Health {
     }
 
     /// Whether another gateway serves the store, as far as this one knows.
-    #[must_use]
     pub fn is_standby(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & STANDBY != 0
     }
@@ -116,7 +114,6 @@ impl Health {
     }
 
     /// Whether the store is unavailable. While it is down, no operation reaches it.
-    #[must_use]
     pub fn is_down(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & DOWN != 0
     }
@@ -126,20 +123,17 @@ impl Health {
     /// The kernel reports a failed writeback once and then forgets it, so a later success would
     /// confirm data that are lost. Only the administrator, who has checked or restored the store,
     /// clears this by trusting it again.
-    #[must_use]
     pub fn sync_failure(&self) -> Option<Status> {
         let standing = self.standing.load(Ordering::Relaxed);
         (standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
     }
 
     /// Whether the file was truncated since the administrator last trusted it.
-    #[must_use]
     pub fn is_shortened(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & SHORTENED != 0
     }
 
     /// Whether the store is down until the administrator trusts what is at its path.
-    #[must_use]
     pub fn is_untrusted(&self) -> bool {
         self.is_shortened() || self.is_down() && self.detached() == Some(Detached::Replaced)
     }
@@ -166,14 +160,12 @@ impl Health {
     }
 
     /// Whether it is down, or an fsync has failed.
-    #[must_use]
     pub fn is_degraded(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & !(FAULT | STANDBY) != 0
     }
 
     /// The injected fault.
     #[inline]
-    #[must_use]
     pub fn fault(&self) -> InjectedFault {
         match self.standing.load(Ordering::Relaxed) >> FAULT_SHIFT {
             0 => InjectedFault::None,
@@ -192,7 +184,6 @@ impl Health {
 
     /// Whether deallocated blocks keep their contents, because the store cannot free space. Some
     /// stores reveal that only when asked to.
-    #[must_use]
     pub fn keeps_space(&self) -> bool {
         self.keeps_space.load(Ordering::Relaxed)
     }
@@ -203,25 +194,21 @@ impl Health {
     }
 
     /// What it occupies in its file system.
-    #[must_use]
     pub fn allocation(&self) -> &Allocation {
         &self.allocation
     }
 
     /// Number of operations that the system has failed.
-    #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
     /// Number of those that were medium errors: data could not be read or written.
-    #[must_use]
     pub fn media_errors(&self) -> u64 {
         self.media_errors.load(Ordering::Relaxed)
     }
 
     /// Whether an operation has failed in a way that the monitor has to examine.
-    #[must_use]
     pub(crate) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }
@@ -289,7 +276,6 @@ impl Health {
     /// Whether an fsync has failed and the failure is not persisted yet. If it were reported
     /// before, a daemon that is killed then would let later flushes succeed after its restart.
     #[inline]
-    #[must_use]
     pub(crate) fn is_unrecorded(&self) -> bool {
         self.standing.load(Ordering::Acquire) & UNRECORDED != 0
     }
@@ -349,7 +335,6 @@ impl Health {
     }
 
     /// Whether data were written since the last fsync began, or an fsync is in flight.
-    #[must_use]
     pub(crate) fn has_unsynced(&self) -> bool {
         // An fsync that ends between the two loads is seen by one of them.
         self.unsynced.load(Ordering::Acquire)

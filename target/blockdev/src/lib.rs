@@ -112,7 +112,6 @@ pub enum IoRequest {
 
 impl IoRequest {
     /// Byte offset and length of the range that it changes, if any.
-    #[must_use]
     #[inline]
     pub fn changes(&self) -> Option<(u64, u64)> {
         match self {
@@ -123,7 +122,6 @@ impl IoRequest {
     }
 
     /// Byte offset and length of the range that it reads or changes, if any.
-    #[must_use]
     #[inline]
     pub fn range(&self) -> Option<(u64, u64)> {
         match self {
@@ -133,7 +131,6 @@ impl IoRequest {
     }
 
     /// Its buffer, if it has one.
-    #[must_use]
     #[inline]
     pub fn buf(&self) -> Option<&Buf> {
         match self {

@@ -44,7 +44,6 @@ pub struct Below {
 
 impl Below {
     /// Properties of an open file, directory or block device. May block on the device.
-    #[must_use]
     pub fn of(file: &File) -> Below {
         below(file, DEEPEST)
     }

@@ -87,7 +87,6 @@ impl ObjectClient {
     }
 
     /// The address of this client: what others exclude from the cluster.
-    #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -231,7 +230,6 @@ impl std::fmt::Debug for Watch {
 
 impl Watch {
     /// Becomes readable after a notification, and when the watch is lost.
-    #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }

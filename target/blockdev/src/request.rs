@@ -58,7 +58,6 @@ pub struct PendingIo {
 
 impl PendingIo {
     /// An operation that has not started.
-    #[must_use]
     pub fn new(attachment: u32, tag: Tag, op: IoRequest) -> PendingIo {
         let (task, buf, at, len) = match op {
             IoRequest::Read { into, at } => {
@@ -93,7 +92,6 @@ impl PendingIo {
     }
 
     /// The submitter's tag.
-    #[must_use]
     pub fn tag(&self) -> Tag {
         self.tag
     }
@@ -118,7 +116,6 @@ impl PendingIo {
     }
 
     /// The buffer of a read or write.
-    #[must_use]
     pub fn buf(&self) -> Option<&Buf> {
         self.buf.as_ref()
     }
@@ -135,7 +132,6 @@ impl PendingIo {
     }
 
     /// Whether it is a read.
-    #[must_use]
     pub fn is_read(&self) -> bool {
         self.task == Task::Read
     }

@@ -9,7 +9,6 @@ use crate::IoEngine;
 ///
 /// # Panics
 /// It cannot be created.
-#[must_use]
 pub fn directory() -> TempDir {
     let place = std::env::var_os("NVMFD_TEST_DIRECTORY");
     tempfile::tempdir_in(place.unwrap_or(env!("CARGO_MANIFEST_DIR").into())).unwrap()
@@ -19,7 +18,6 @@ pub fn directory() -> TempDir {
 ///
 /// # Panics
 /// There is no such engine.
-#[must_use]
 pub fn io_engine() -> IoEngine {
     let name = std::env::var("NVMFD_TEST_IO_ENGINE").unwrap_or("io_uring".into());
     IoEngine::ALL.into_iter().find(|engine| engine.to_string() == name).unwrap()

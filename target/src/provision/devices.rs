@@ -127,7 +127,6 @@ pub(crate) type Place = (Nqn, u32);
 impl DeviceTable {
     /// A table without devices, for this number of rings. `state_directory`: the directory of the
     /// records, if any.
-    #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
         let trust = Arc::new(DeviceTrust::new(state_directory.clone()));
@@ -135,7 +134,6 @@ impl DeviceTable {
     }
 
     /// Persists the state of images in the object of a gateway group.
-    #[must_use]
     pub fn in_group(self, records: Arc<GroupRecords>) -> DeviceTable {
         DeviceTable { group_records: Some(records), ..self }
     }
@@ -235,7 +233,6 @@ impl DeviceTable {
     }
 
     /// Namespaces whose device is missing, and missing directories.
-    #[must_use]
     pub fn pending(&self) -> &[PendingDevice] {
         &self.pending
     }
@@ -256,7 +253,6 @@ impl DeviceTable {
     }
 
     /// Why a namespace is pending, if it is.
-    #[must_use]
     pub(crate) fn why_pending(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
         let pending = self.pending.iter().find(|each| each.key() == (nqn, nsid));
         pending.map(|each| each.why.as_str())
@@ -448,7 +444,6 @@ impl DeviceTable {
     }
 
     /// The device of a namespace.
-    #[must_use]
     pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&ServedDevice> {
         self.by_namespace.get(&(nqn, nsid))
     }
@@ -519,7 +514,6 @@ impl DeviceTable {
     }
 
     /// The snapshot of a subsystem, with its counters in `usage`.
-    #[must_use]
     pub fn subsystem(&self, config: &SubsystemConfig, usage: Arc<Usage>) -> Subsystem {
         let namespace = |namespace: &NamespaceConfig| {
             let store = self.by_namespace.get(&(config.nqn, namespace.nsid))?;

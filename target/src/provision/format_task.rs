@@ -95,7 +95,6 @@ impl<D> FormatTask<D> {
     }
 
     /// Whether all earlier commands have completed.
-    #[must_use]
     pub fn is_drained(&self) -> bool {
         self.drained.try_recv() == Err(TryRecvError::Disconnected)
     }
@@ -110,19 +109,16 @@ impl<D> FormatTask<D> {
     }
 
     /// The device to erase.
-    #[must_use]
     pub fn device(&self) -> &D {
         &self.device
     }
 
     /// The progress that hosts are reported, and whether the erase is to stop.
-    #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         self.job.progress()
     }
 
     /// Whether the namespace has the device still.
-    #[must_use]
     pub fn is_served(&self, devices: &impl FormatDevices<Device = D>) -> bool {
         devices.is_served(self.nqn, self.nsid, &self.device)
     }

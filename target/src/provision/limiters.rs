@@ -50,7 +50,6 @@ impl Limiters {
     }
 
     /// Returns the limiters of a namespace: its own, and the shared one of this name.
-    #[must_use]
     pub(super) fn of_namespace(
         &self,
         nqn: Nqn,
@@ -62,7 +61,6 @@ impl Limiters {
         own.into_iter().chain(shared).cloned().collect()
     }
 
-    #[must_use]
     pub(super) fn of_hosts(&self) -> &Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>> {
         &self.of_hosts
     }

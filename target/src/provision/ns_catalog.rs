@@ -84,25 +84,21 @@ impl Catalog {
     }
 
     /// Path of the directory.
-    #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
     /// The directory.
-    #[must_use]
     pub fn place(&self) -> &Arc<NamespaceDirectory> {
         &self.directory
     }
 
     /// The record.
-    #[must_use]
     pub fn record(&self) -> &NamespaceCatalogRecord {
         &self.record
     }
 
     /// The file of the namespace with this UUID.
-    #[must_use]
     pub fn image(&self, uuid: Uuid) -> PathBuf {
         self.directory.image(uuid)
     }
@@ -158,7 +154,6 @@ impl Catalog {
     }
 
     /// Returns the configuration of a namespace.
-    #[must_use]
     pub fn namespace(&self, nsid: u32, entry: &Entry) -> NamespaceConfig {
         NamespaceConfig {
             nsid,

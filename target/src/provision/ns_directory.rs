@@ -67,19 +67,16 @@ impl NamespaceDirectory {
     }
 
     /// Path of the directory.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Identity of the directory.
-    #[must_use]
     pub fn identity(&self) -> DirectoryIdentity {
         self.identity
     }
 
     /// The file of the namespace with this UUID.
-    #[must_use]
     pub fn image(&self, uuid: Uuid) -> PathBuf {
         self.path.join(format!("{uuid}.img"))
     }
@@ -112,7 +109,6 @@ impl NamespaceDirectory {
     }
 
     /// Whether a record has to be written again. Does not wait for an operation in progress.
-    #[must_use]
     pub(crate) fn has_unwritten_record(&self) -> bool {
         match self.unwritten.try_lock() {
             Ok(unwritten) => unwritten.is_some(),
@@ -122,7 +118,6 @@ impl NamespaceDirectory {
     }
 
     /// Whether the record is written. False during an operation.
-    #[must_use]
     pub(super) fn is_written(&self) -> bool {
         self.unwritten.try_lock().is_ok_and(|unwritten| unwritten.is_none())
     }

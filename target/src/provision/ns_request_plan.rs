@@ -106,7 +106,6 @@ impl RequestPlan {
     }
 
     /// Completes or reverts unfinished requests.
-    #[must_use]
     pub fn settling(record: &NamespaceCatalogRecord) -> RequestPlan {
         let then = match record.unsettled.is_empty() {
             true => vec![answer(Ok(0))],

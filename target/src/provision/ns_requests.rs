@@ -199,7 +199,6 @@ enum FileOperation {
 impl RequestTask {
     /// A request of a subsystem whose catalog is in `directory`. `guards`: of the namespaces that it
     /// deletes.
-    #[must_use]
     pub fn new(
         nqn: Nqn,
         directory: Arc<NamespaceDirectory>,

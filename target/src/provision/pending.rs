@@ -136,7 +136,6 @@ pub struct PendingProbe {
 impl PendingProbe {
     /// Pending devices that are available now, or missing for another reason. May block for paths
     /// that hang, the first time.
-    #[must_use]
     pub(crate) fn available(&self) -> Vec<Place> {
         let all: Vec<_> = self.all.iter().filter(|each| !each.is_held).collect();
         if all.is_empty() {

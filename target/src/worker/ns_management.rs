@@ -45,14 +45,12 @@ pub struct NamespaceAdmin {
 
 impl NamespaceAdmin {
     /// Creates a worker.
-    #[must_use]
     pub fn new() -> NamespaceAdmin {
         let (sender, messages) = channel();
         NamespaceAdmin { messages, sender }
     }
 
     /// Sender of its messages.
-    #[must_use]
     pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
         self.sender.clone()
     }

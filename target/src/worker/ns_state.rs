@@ -90,7 +90,6 @@ impl NamespaceStateWorker {
     }
 
     /// Sender of its messages.
-    #[must_use]
     pub fn sender(&self) -> Sender<NamespaceStateMessage> {
         self.sender.clone()
     }

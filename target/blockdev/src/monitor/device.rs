@@ -48,7 +48,6 @@ pub(super) struct CheckState {
 
 impl MonitoredDevice {
     /// For a store that was just opened.
-    #[must_use]
     pub fn new(
         id: DeviceId,
         place: String,
@@ -96,7 +95,6 @@ impl MonitoredDevice {
     }
 
     /// Whether it has no failure that only the administrator may clear.
-    #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.health.sync_failure().is_none() && !self.health.is_untrusted()
     }
@@ -171,19 +169,16 @@ impl MonitoredDevice {
     }
 
     /// The store that currently has the id.
-    #[must_use]
     pub fn backing(&self) -> Arc<BackingDevice> {
         Arc::clone(&lock(&self.current))
     }
 
     /// Its health.
-    #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
     /// Whether it is served with this configuration, except for its size.
-    #[must_use]
     pub fn is_as(&self, config: &BackingConfig) -> bool {
         let same = self.config.kind.is_store_of(&config.kind);
         let block_size_bytes = lock(&self.current).block_size_bytes();

@@ -153,7 +153,6 @@ impl DeviceMonitor {
     }
 
     /// The monitored store of a namespace.
-    #[must_use]
     pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<MonitoredDevice>> {
         let of = Some((*subsystem, nsid));
         let state = lock(&self.shared.state);

@@ -59,7 +59,6 @@ impl DataClient {
     }
 
     /// Its address: what others exclude from the cluster.
-    #[must_use]
     pub fn address(&self) -> &str {
         &self.0.address
     }
@@ -75,7 +74,6 @@ impl DataClient {
     }
 
     /// Whether it was excluded, has lost a lock, or is not to be used any more.
-    #[must_use]
     pub fn is_fenced(&self) -> bool {
         self.0.is_fenced()
     }

@@ -11,7 +11,6 @@ use crate::{BackingDevice, DeviceId};
 impl Flights {
     /// Whether the slot with this number in the kernel's table of files is vacant. If it still
     /// belongs to a store that is being released, the new one has none.
-    #[must_use]
     pub(crate) fn is_file_vacant(&self, id: DeviceId) -> bool {
         !self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0)
     }

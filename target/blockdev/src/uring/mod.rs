@@ -341,13 +341,11 @@ impl Ring {
     }
 
     /// Operations submitted and not yet returned by [`Ring::reap`].
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.in_flight()
     }
 
     /// Its counters.
-    #[must_use]
     pub fn stats(&self) -> RingStats {
         RingStats { again: self.flights.repeated, ..self.stats }
     }

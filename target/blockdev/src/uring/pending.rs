@@ -61,7 +61,6 @@ pub enum Submission {
 
 impl Submission {
     /// The slot.
-    #[must_use]
     pub fn slot(self) -> u32 {
         match self {
             Submission::Step(slot, _) | Submission::Pause(slot) => slot,
@@ -81,7 +80,6 @@ impl std::fmt::Debug for Flights {
 
 impl Flights {
     /// For a ring of this size.
-    #[must_use]
     pub fn new(limits: RingLimits) -> Flights {
         let ops = limits.ops.clamp(1, MAX_OPS);
         let room = ops as usize;
@@ -163,19 +161,16 @@ impl Flights {
     }
 
     /// Whether there is work before the next completion of the kernel.
-    #[must_use]
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.again.is_empty()
     }
 
     /// Operations submitted and not yet returned.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.under_way + self.ready.len() + self.unrecorded.len() + self.recalls.len()
     }
 
     /// Entries that the kernel has, cancellations not counted.
-    #[must_use]
     pub(crate) fn in_kernel(&self) -> usize {
         self.in_kernel
     }
@@ -251,20 +246,17 @@ impl Flights {
     }
 
     /// The store of the operation in a slot.
-    #[must_use]
     pub fn backing_id(&self, slot: u32) -> Option<DeviceId> {
         Some(DeviceId(self.parts(slot)?.1.id))
     }
 
     /// The store that executes the operation in a slot: one that has replaced it since has none of
     /// its operations.
-    #[must_use]
     pub fn store(&self, slot: u32) -> Option<&Arc<BackingDevice>> {
         Some(&self.parts(slot)?.1.backing)
     }
 
     /// Whether a store is attached under this id.
-    #[must_use]
     pub fn is_attached(&self, id: DeviceId) -> bool {
         self.by_id.get(id.0 as usize).is_some_and(Option::is_some)
     }
