@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use crate::blockdev::Torn;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
-use crate::config::{Config, Missing, Spin, memory_estimate};
+use crate::config::{Auto, Config, Missing, memory_estimate};
 use crate::core::auth::Keyring;
 use crate::core::controller::Limits;
 use crate::core::message::{Mailbox, Message, ReactorRings, Sender, mailbox};
@@ -532,8 +532,8 @@ impl RunningTarget {
             mdts_bytes: limits.mdts_bytes,
         };
         let spin = match config.reactor.spin {
-            Spin::Auto => SpinBudget::auto(SPIN_AUTO),
-            Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
+            Auto::Auto => SpinBudget::auto(SPIN_AUTO),
+            Auto::Number(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
         };
         let io_engine = config.reactor.io_engine;
         // On the thread of the reactor, so that memory is of the node of its CPU.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::qos::Described;
 use super::{
-    CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin,
+    Auto, CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size,
     SubsystemConfig, access, memory_estimate,
 };
 use crate::blockdev::InjectedFault;
@@ -17,9 +17,9 @@ impl fmt::Display for Config {
         writeln!(f, "provider    {}", self.provider)?;
         write!(f, "reactors    {count} (threads = {}), ", self.reactor.threads)?;
         match self.reactor.spin {
-            Spin::Auto => write!(f, "each spins as long as it pays")?,
-            Spin::Micros(0) => write!(f, "each sleeps as soon as it is idle")?,
-            Spin::Micros(micros) => write!(f, "each spins for {micros} us before it sleeps")?,
+            Auto::Auto => write!(f, "each spins as long as it pays")?,
+            Auto::Number(0) => write!(f, "each sleeps as soon as it is idle")?,
+            Auto::Number(micros) => write!(f, "each spins for {micros} us before it sleeps")?,
         }
         match self.reactor.cpus.as_slice() {
             [] => writeln!(f)?,

@@ -151,14 +151,15 @@ rdma::named_enum! {
 /// The reactors.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ReactorConfig {
-    /// Number of reactors.
+    /// Number of reactors, 1 to 256; `auto`: one for each CPU.
     #[serde(serialize_with = "key_tree::shown")]
-    pub threads: Threads,
+    pub threads: Auto,
     /// CPUs of the reactors, in order; empty: not pinned. Otherwise at least one for each.
     pub cpus: Vec<u32>,
-    /// Time that an idle reactor polls before it sleeps.
+    /// Time that an idle reactor polls before it sleeps, in microseconds, 0 to 1,000,000; `auto`: the
+    /// reactor adapts it.
     #[serde(rename = "spin_us", serialize_with = "key_tree::shown")]
-    pub spin: Spin,
+    pub spin: Auto,
     /// What executes the I/O of backing stores.
     #[serde(serialize_with = "key_tree::shown")]
     pub io_engine: IoEngine,
@@ -169,9 +170,9 @@ impl ReactorConfig {
     /// without a list, that the process may use.
     pub fn count(&self) -> usize {
         match self.threads {
-            Threads::Count(count) => usize::from(count),
-            Threads::Auto if !self.cpus.is_empty() => self.cpus.len(),
-            Threads::Auto => std::thread::available_parallelism().map_or(1, usize::from),
+            Auto::Number(count) => count as usize,
+            Auto::Auto if !self.cpus.is_empty() => self.cpus.len(),
+            Auto::Auto => std::thread::available_parallelism().map_or(1, usize::from),
         }
     }
 }
@@ -179,46 +180,28 @@ impl ReactorConfig {
 impl Default for ReactorConfig {
     fn default() -> Self {
         Self {
-            threads: Threads::Count(1),
+            threads: Auto::Number(1),
             cpus: Vec::new(),
-            spin: Spin::Auto,
+            spin: Auto::Auto,
             io_engine: IoEngine::Auto,
         }
     }
 }
 
-/// Number of reactors.
+/// A number, or the word `auto`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Threads {
-    /// One for each CPU.
+pub enum Auto {
+    /// What is best on this machine.
     Auto,
-    /// This many, at least one.
-    Count(u16),
+    /// This number.
+    Number(u32),
 }
 
-impl fmt::Display for Threads {
+impl fmt::Display for Auto {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Threads::Auto => f.write_str("auto"),
-            Threads::Count(count) => write!(f, "{count}"),
-        }
-    }
-}
-
-/// Time that an idle reactor polls before it sleeps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Spin {
-    /// The reactor adapts the time.
-    Auto,
-    /// This many microseconds; 0: it sleeps at once.
-    Micros(u32),
-}
-
-impl fmt::Display for Spin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Spin::Auto => f.write_str("auto"),
-            Spin::Micros(micros) => write!(f, "{micros}"),
+            Auto::Auto => f.write_str("auto"),
+            Auto::Number(number) => write!(f, "{number}"),
         }
     }
 }

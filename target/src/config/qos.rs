@@ -95,13 +95,8 @@ fn limit(section: &mut TableReader<'_>) -> Limit {
         found => limit.bandwidth = found.map(|at| at.value.0),
     }
     let form = format!("milliseconds from 0 to {MOST_BURST_MS}");
-    match section.take::<u32>("burst_ms", &form) {
-        Some(At { value, .. }) if value <= MOST_BURST_MS => limit.burst_ms = value,
-        Some(At { value, span }) => {
-            section.add(&span, format!("`burst_ms` is {value}"), format!("write {form}"));
-        }
-        None => {}
-    }
+    let is_valid = |burst_ms: &u32| *burst_ms <= MOST_BURST_MS;
+    limit.burst_ms = section.checked("burst_ms", &form, is_valid).unwrap_or(limit.burst_ms);
     limit
 }
 

@@ -26,11 +26,11 @@ use super::ns_management::managed;
 use super::shutdown::stop;
 use super::size::{SIZE_FORM, Size};
 use super::soft::soft;
-use super::table_reader::{At, Auto, Diagnostics, TableReader};
+use super::table_reader::{At, Diagnostics, TableReader};
 use super::telemetry::observe;
 use super::{
-    CaptureConfig, Config, ConfigErrors, ConfigFiles, Limits, MemoryConfig, NamespaceConfig,
-    NamespaceKind, Origins, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
+    Auto, CaptureConfig, Config, ConfigErrors, ConfigFiles, Limits, MemoryConfig, NamespaceConfig,
+    NamespaceKind, Origins, Provider, ReactorConfig, SubsystemConfig,
 };
 
 /// Receives that a reactor reserves for admin queues and for connections that are being established.
@@ -148,25 +148,16 @@ fn include(section: &mut TableReader<'_>) -> Option<PathBuf> {
 fn reactor(mut section: TableReader<'_>) -> ReactorConfig {
     let mut reactor = ReactorConfig::default();
     let form = "a number from 1 to 256, or \"auto\"";
-    if let Some(threads) = section.take::<Auto>("threads", form) {
-        match threads.value {
-            Auto::Auto => reactor.threads = Threads::Auto,
-            Auto::Number(count @ 1..=256) => reactor.threads = Threads::Count(count as u16),
-            Auto::Number(count) => section.add(
-                &threads.span,
-                format!("{count} reactors are not possible"),
-                format!("write {form}"),
-            ),
-        }
-    }
+    let is_valid = |threads: &Auto| matches!(threads, Auto::Auto | Auto::Number(1..=256));
+    reactor.threads = section.checked("threads", form, is_valid).unwrap_or(reactor.threads);
     let form = "a list of CPU numbers, such as [2, 3]";
     if let Some(cpus) = section.take::<Vec<u32>>("cpus", form) {
         let distinct: BTreeSet<u32> = cpus.value.iter().copied().collect();
         if distinct.len() < cpus.value.len() {
             section.add(&cpus.span, "a CPU is listed twice", "list every CPU once");
         }
-        if let Threads::Count(count) = reactor.threads
-            && cpus.value.len() < usize::from(count)
+        if let Auto::Number(count) = reactor.threads
+            && cpus.value.len() < count as usize
         {
             let cpus_listed = plural::count(cpus.value.len(), "CPU");
             let what = format!("{cpus_listed} for {}", plural::count(count, "reactor"));
@@ -181,17 +172,8 @@ fn reactor(mut section: TableReader<'_>) -> ReactorConfig {
         reactor.cpus = cpus.value;
     }
     let form = "microseconds from 0 to 1000000, or \"auto\"";
-    if let Some(spin) = section.take::<Auto>("spin_us", form) {
-        match spin.value {
-            Auto::Auto => reactor.spin = Spin::Auto,
-            Auto::Number(micros @ 0..=1_000_000) => reactor.spin = Spin::Micros(micros),
-            Auto::Number(micros) => section.add(
-                &spin.span,
-                format!("spinning for {micros} us is more than a second"),
-                format!("write {form}"),
-            ),
-        }
-    }
+    let is_valid = |spin: &Auto| matches!(spin, Auto::Auto | Auto::Number(0..=1_000_000));
+    reactor.spin = section.checked("spin_us", form, is_valid).unwrap_or(reactor.spin);
     reactor.io_engine = one_of("io_engine", &IoEngine::ALL, &mut section);
     section.end();
     reactor
@@ -205,14 +187,8 @@ pub(super) fn bounded(
     default: u32,
 ) -> u32 {
     let form = format!("a number from {} to {}", bounds.start, bounds.end);
-    match section.take::<u32>(key, &form) {
-        Some(At { value, .. }) if (bounds.start..=bounds.end).contains(&value) => value,
-        Some(At { value, span }) => {
-            section.add(&span, format!("`{key}` is {value}"), format!("write {form}"));
-            default
-        }
-        None => default,
-    }
+    let is_valid = |value: &u32| (bounds.start..=bounds.end).contains(value);
+    section.checked(key, &form, is_valid).unwrap_or(default)
 }
 
 fn limits(mut section: TableReader<'_>) -> Limits {
@@ -223,14 +199,10 @@ fn limits(mut section: TableReader<'_>) -> Limits {
     let io_queues = small("io_queues", 1..256, defaults.io_queues);
     let controllers = small("controllers", 1..4096, defaults.controllers);
 
-    let mut in_capsule_bytes = defaults.in_capsule_bytes;
     let form = "0 or a multiple of \"4KiB\", at most \"64KiB\"";
-    if let Some(At { value: Size(bytes), span }) = section.take("in_capsule", form) {
-        match u32::try_from(bytes) {
-            Ok(bytes @ 0..=65536) if bytes.is_multiple_of(4096) => in_capsule_bytes = bytes,
-            _ => section.add(&span, format!("`in_capsule` is {bytes}"), format!("write {form}")),
-        }
-    }
+    let is_valid = |Size(bytes): &Size| *bytes <= 65536 && bytes.is_multiple_of(4096);
+    let in_capsule = section.checked("in_capsule", form, is_valid);
+    let in_capsule_bytes = in_capsule.map_or(defaults.in_capsule_bytes, |Size(bytes)| bytes as u32);
     let mdts_bytes = mdts(&mut section, MOST_MDTS_BYTES).unwrap_or(defaults.mdts_bytes);
     section.end();
     Limits { queue_depth, io_queues, in_capsule_bytes, mdts_bytes, controllers }
@@ -240,13 +212,9 @@ fn limits(mut section: TableReader<'_>) -> Limits {
 pub(super) fn mdts(section: &mut TableReader<'_>, most_bytes: u32) -> Option<u32> {
     // 4 KiB would be MDTS 0 on the wire, which means "no limit".
     let form = format!("a power of two from \"8KiB\" to \"{}\"", Size(most_bytes.into()));
-    let At { value: Size(bytes), span } = section.take("mdts", &form)?;
-    let good = |bytes: &u32| (8192..=most_bytes).contains(bytes) && bytes.is_power_of_two();
-    let found = u32::try_from(bytes).ok().filter(good);
-    if found.is_none() {
-        section.add(&span, format!("`mdts` is {bytes}"), format!("write {form}"));
-    }
-    found
+    let bounds = 8192..=most_bytes.into();
+    let is_valid = |Size(bytes): &Size| bounds.contains(bytes) && bytes.is_power_of_two();
+    section.checked("mdts", &form, is_valid).map(|Size(bytes)| bytes as u32)
 }
 
 fn memory(mut section: TableReader<'_>, limits: &Limits) -> MemoryConfig {

@@ -11,7 +11,7 @@ use super::table_reader::TableReader;
 const MOST_MS: u32 = 30_000;
 
 /// Draining of hosts before the daemon stops.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct StopConfig {
     /// All paths are reported as inaccessible, and hosts have this time to switch to others
     /// before they are disconnected, in milliseconds; 0: they are disconnected at once.

@@ -18,12 +18,6 @@ pub struct SoftConfig {
     pub source_ports: u16,
 }
 
-impl Default for SoftConfig {
-    fn default() -> SoftConfig {
-        SoftConfig { source_ports: 1 }
-    }
-}
-
 /// Values that differ from the default.
 impl fmt::Display for SoftConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

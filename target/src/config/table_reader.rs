@@ -15,7 +15,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::line_origin::Origin;
-use super::{ConfigFiles, Origins, Source, renamed_keys};
+use super::{Auto, ConfigFiles, Origins, Source, renamed_keys};
 
 /// A value and its range of bytes in the text.
 #[derive(Clone, Debug)]
@@ -272,6 +272,21 @@ impl<'i> TableReader<'i> {
         self.take(key, form)
     }
 
+    /// The value of `key`, if present and valid; another one is an error.
+    pub(super) fn checked<T: DeserializeOwned + fmt::Display>(
+        &mut self,
+        key: &'static str,
+        form: &str,
+        is_valid: impl FnOnce(&T) -> bool,
+    ) -> Option<T> {
+        let At { value, span } = self.take::<T>(key, form)?;
+        if !is_valid(&value) {
+            self.add(&span, format!("`{key}` is {value}"), format!("write {form}"));
+            return None;
+        }
+        Some(value)
+    }
+
     /// The flag `key`, or its default.
     pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
         self.take(key, "true or false").map_or(default, |at| at.value)
@@ -407,13 +422,6 @@ fn alike(known: &str, written: &str) -> bool {
     let tail = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
     let (a, b) = (&a[..a.len() - tail], &b[..b.len() - tail]);
     a.len() <= 1 && b.len() <= 1 || a.len() == 2 && b.len() == 2 && a[0] == b[1] && a[1] == b[0]
-}
-
-/// A whole number, or the word `"auto"`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Auto {
-    Auto,
-    Number(u32),
 }
 
 impl<'de> Deserialize<'de> for Auto {

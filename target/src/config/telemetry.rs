@@ -20,12 +20,6 @@ pub struct ObserveConfig {
     pub slow_ms: u32,
 }
 
-impl Default for ObserveConfig {
-    fn default() -> Self {
-        Self { slow_ms: SLOW_MS }
-    }
-}
-
 impl fmt::Display for ObserveConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.slow_ms {

@@ -99,9 +99,9 @@ path = "/dev/sdz"
     .unwrap();
     assert_eq!(config.provider, Provider::Verbs);
     let reactor = ReactorConfig {
-        threads: Threads::Count(2),
+        threads: Auto::Number(2),
         cpus: vec![2, 3],
-        spin: Spin::Micros(50),
+        spin: Auto::Number(50),
         io_engine: IoEngine::Threads,
     };
     assert_eq!(config.reactor, reactor);
@@ -173,7 +173,7 @@ block_size = 520
         "line 1, column 12: `provider` is \"tcp\"",
         "line 2, column 1: unknown key `colour`",
         "line 4, column 1: unknown key `queue_deph`: did you mean `queue_depth`?",
-        "line 5, column 8: `mdts` is 3145728: write a power of two",
+        "line 5, column 8: `mdts` is 3MiB: write a power of two",
         "line 7, column 11: `address`: \"localhost\" is no IP address: write an IP address",
         "line 9, column 7: not an NQN: ",
         "line 10, column 36: `hosts`: the number 7 where a text is expected: write a list",
@@ -203,14 +203,14 @@ fn each_configuration_error_has_its_own_message() {
     for (from, to, says) in [
         ("", "provider = \"tcp\"\n", "write one of \"auto\", \"verbs\", \"soft\""),
         ("", "reactor = 1\n", "write a section that begins with [reactor]"),
-        ("", "[reactor]\nthreads = 0\n", "0 reactors are not possible"),
+        ("", "[reactor]\nthreads = 0\n", "`threads` is 0"),
         ("", "[reactor]\nthreads = \"many\"\n", "neither a number nor \"auto\""),
         ("", "[reactor]\nthreads = -1\n", "-1 is out of range"),
         ("", "[reactor]\nthreads = 2\ncpus = [1]\n", "1 CPU for 2 reactors"),
         ("", "[reactor]\ncpus = [1, 1]\n", "a CPU is listed twice"),
         ("", "[reactor]\ncpus = []\n", "the list of CPUs is empty"),
         ("", "[reactor]\ncpus = [4000]\n", "a CPU number is 1024 or more"),
-        ("", "[reactor]\nspin_us = 2000000\n", "more than a second"),
+        ("", "[reactor]\nspin_us = 2000000\n", "`spin_us` is 2000000"),
         ("", "[reactor]\nio_engine = 'aio'\n", "`io_engine` is \"aio\""),
         ("", "[memory]\ndata = \"64KiB\"\n", "write at least 2304KiB"),
         ("", "[memory]\ndata = \"64 apples\"\n", "this unit of size is not known"),
