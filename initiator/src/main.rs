@@ -14,8 +14,8 @@ use tracing::level_filters::LevelFilter;
 
 use crate::cli::output::Raw;
 use crate::cli::{
-    CommonArgs, With, data_management, discover, feature, identify, list, log_page, manpages,
-    ns_management, read_write, reservation, show_regs, supported,
+    With, data_management, discover, feature, identify, list, log_page, manpages, ns_management,
+    read_write, reservation, show_regs, supported,
 };
 
 /// The version of the package, or `NVMFD_VERSION` at build time.
@@ -48,9 +48,9 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// List the records of a discovery service
-    Discover(CommonArgs),
+    Discover(With<()>),
     /// List the namespaces that a target offers us
-    List(CommonArgs),
+    List(With<()>),
     /// Identify Controller
     IdCtrl(With<Raw>),
     /// Identify Namespace
@@ -106,7 +106,7 @@ enum Command {
     /// Format a namespace: all that is in it is lost
     Format(With<ns_management::FormatArgs>),
     /// Controller properties
-    ShowRegs(CommonArgs),
+    ShowRegs(With<()>),
     /// Reservation Register
     ResvRegister(With<reservation::RegisterArgs>),
     /// Reservation Acquire

@@ -194,7 +194,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Args::Detach(args) => ublk::detach(&args.detach, args.force).map(|()| ExitCode::SUCCESS),
         Args::Status(args) => {
             let status = status::ask(&args.status)?;
-            print(&match args.output_format {
+            print(match args.output_format {
                 Format::Normal => status.text(),
                 Format::Json => status.json(),
                 Format::Prometheus => status.prometheus(),

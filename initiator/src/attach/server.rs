@@ -191,7 +191,7 @@ impl Server {
             if let Some(device) = &self.ublk {
                 let (name, provider) = (&self.options.name, self.host.provider());
                 info!("{name} is served as {} ({provider})", device.path());
-                print(&format!("{}\n", device.path()))?;
+                print(format!("{}\n", device.path()))?;
             }
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         }

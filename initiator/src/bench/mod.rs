@@ -105,11 +105,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let (report, failure) = measure(args)?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let text = match args.printing.is_json() {
+    let text = match args.printing.output.is_json() {
         true => report.json(since.as_millis() as u64) + "\n",
         false => report.text(),
     };
-    print(&text)?;
+    print(text)?;
     match failure {
         Some(failure) => Err(failure),
         None => Ok(ExitCode::SUCCESS),

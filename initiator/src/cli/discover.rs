@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::{CommonArgs, nvme_cli_json};
 
-pub(crate) fn run(common: &CommonArgs) -> Result<(), Error> {
+pub(crate) fn run((): &(), common: &CommonArgs) -> Result<(), Error> {
     let log = ask(&common.target)?;
-    common.output.print(|| nvme_cli_json::discovery(&log), || text(&log))
+    common.print(|| nvme_cli_json::discovery(&log), || text(&log))
 }
 
 /// Gets the Discovery log; `--nqn` may select a discovery service other than the well-known one.

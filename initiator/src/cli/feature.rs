@@ -118,7 +118,7 @@ pub(crate) fn get(args: &GetArgs, common: &CommonArgs) -> Result<(), Error> {
         }
         text
     };
-    common.output.print_or_raw(args.raw, &data, json, text)
+    common.print_or_raw(args.raw, &data, json, text)
 }
 
 pub(crate) fn set(args: &SetArgs, common: &CommonArgs) -> Result<(), Error> {
@@ -150,7 +150,7 @@ pub(crate) fn set(args: &SetArgs, common: &CommonArgs) -> Result<(), Error> {
             u8::from(args.save)
         )
     };
-    common.output.print(json, text)
+    common.print(json, text)
 }
 
 fn name(fid: FeatureId) -> &'static str {

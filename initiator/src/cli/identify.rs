@@ -36,7 +36,7 @@ pub(crate) fn controller(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
     let bytes = common.with(|host| host.identify(Identify::new(Cns::CONTROLLER, 0)))?;
     let page = IdentifyController::parse(&bytes);
     let text = || controller_text(&page);
-    common.output.print_or_raw(*raw, &*bytes, || nvme_cli_json::controller(&page), text)
+    common.print_or_raw(*raw, &*bytes, || nvme_cli_json::controller(&page), text)
 }
 
 pub(crate) fn namespace(args: &Namespace, common: &CommonArgs) -> Result<(), Error> {
@@ -45,7 +45,7 @@ pub(crate) fn namespace(args: &Namespace, common: &CommonArgs) -> Result<(), Err
     let page = IdentifyNamespace::parse(&bytes);
     let text =
         || namespace_text(args.namespace_id, &page, &nvme_cli_json::namespace(&page, &bytes));
-    common.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::namespace(&page, &bytes), text)
+    common.print_or_raw(args.raw, &*bytes, || nvme_cli_json::namespace(&page, &bytes), text)
 }
 
 pub(crate) fn list(args: &List, common: &CommonArgs) -> Result<(), Error> {
@@ -57,7 +57,7 @@ pub(crate) fn list(args: &List, common: &CommonArgs) -> Result<(), Error> {
     let text = || {
         ids.iter().enumerate().map(|(at, id)| format!("[{at:>4}]:{id:#x}\n")).collect::<String>()
     };
-    common.output.print(|| nvme_cli_json::namespaces(&ids), text)
+    common.print(|| nvme_cli_json::namespaces(&ids), text)
 }
 
 pub(crate) fn descriptors(args: &Namespace, common: &CommonArgs) -> Result<(), Error> {
@@ -70,7 +70,7 @@ pub(crate) fn descriptors(args: &Namespace, common: &CommonArgs) -> Result<(), E
         head + &lines.collect::<String>()
     };
     let json = || nvme_cli_json::namespace_descriptors(&found);
-    common.output.print_or_raw(args.raw, &*bytes, json, text)
+    common.print_or_raw(args.raw, &*bytes, json, text)
 }
 
 /// Fields that are displayed in hexadecimal, as in nvme-cli.

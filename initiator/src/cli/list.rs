@@ -23,12 +23,12 @@ struct Item {
     page: IdentifyNamespace,
 }
 
-pub(crate) fn run(common: &CommonArgs) -> Result<(), Error> {
+pub(crate) fn run((): &(), common: &CommonArgs) -> Result<(), Error> {
     let mut items = Vec::new();
     for (options, setup) in subsystems(&common.target)? {
         items.extend(namespaces(options, setup)?);
     }
-    common.output.print(
+    common.print(
         || object([("Devices", items.iter().map(json).collect())]),
         || table(&std::iter::once(heading()).chain(items.iter().map(row)).collect::<Vec<_>>()),
     )

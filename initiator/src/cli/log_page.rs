@@ -75,7 +75,7 @@ pub(crate) fn smart(args: &SmartArgs, common: &CommonArgs) -> Result<(), Error> 
     let bytes = common.with(|host| host.log(page, Smart::BYTES))?;
     let Some(log) = bytes.first_chunk().map(Smart::parse) else { return Err(short()) };
     let text = || smart_text(&log, &common.target.traddr, nsid);
-    common.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::smart(&log), text)
+    common.print_or_raw(args.raw, &bytes, || nvme_cli_json::smart(&log), text)
 }
 
 pub(crate) fn errors(args: &ErrorArgs, common: &CommonArgs) -> Result<(), Error> {
@@ -88,7 +88,7 @@ pub(crate) fn errors(args: &ErrorArgs, common: &CommonArgs) -> Result<(), Error>
     })?;
     let (entries, _) = bytes.as_chunks();
     let text = || error_text(entries, &common.target.traddr);
-    common.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::errors(entries), text)
+    common.print_or_raw(args.raw, &bytes, || nvme_cli_json::errors(entries), text)
 }
 
 pub(crate) fn page(args: &PageArgs, common: &CommonArgs) -> Result<(), Error> {
@@ -121,7 +121,7 @@ pub(crate) fn page(args: &PageArgs, common: &CommonArgs) -> Result<(), Error> {
             dump(&bytes)
         )
     };
-    common.output.print_or_raw(args.raw, &bytes, json, text)
+    common.print_or_raw(args.raw, &bytes, json, text)
 }
 
 fn short() -> Error {

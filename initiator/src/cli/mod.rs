@@ -19,53 +19,48 @@ pub(crate) mod show_regs;
 pub(crate) mod supported;
 
 use clap::Args as ClapArgs;
+use initiator::bench::report::{Output, print};
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
+use serde_json::Value;
 
-use output::Output;
+use output::Raw;
 
-/// Options of every command that sends something to a controller.
+/// Options of a command that sends something to a controller: those of all, and its own.
 #[derive(ClapArgs, Debug)]
-pub(crate) struct CommonArgs {
+pub(crate) struct With<A: ClapArgs> {
     #[command(flatten)]
     target: TargetArgs,
+    #[command(flatten)]
+    args: A,
     #[command(flatten)]
     output: Output,
 }
 
-/// Them, and those of one command.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct With<A: ClapArgs> {
-    #[command(flatten)]
-    args: A,
-    #[command(flatten)]
-    common: CommonArgs,
-}
-
 impl<A: ClapArgs> With<A> {
+    /// Runs a command, and prints its failure as JSON too if that is requested.
     pub(crate) fn run(
         &self,
         act: impl FnOnce(&A, &CommonArgs) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.common.run(|common| act(&self.args, common))
-    }
-}
-
-impl CommonArgs {
-    /// Runs a command, and prints its failure as JSON too if that is requested.
-    pub(crate) fn run(
-        &self,
-        act: impl FnOnce(&CommonArgs) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        act(self).inspect_err(|error| {
+        let common = CommonArgs { target: self.target.clone(), output: self.output };
+        act(&self.args, &common).inspect_err(|error| {
             if self.output.is_json() {
                 let json = nvme_cli_json::object([("error", error.to_string().into())]);
                 // A failure to print the error is ignored.
-                let _ = output::print(&format!("{json:#}\n"));
+                let _ = print(format!("{json:#}\n"));
             }
         })
     }
+}
 
+/// Options of all such commands.
+pub(crate) struct CommonArgs {
+    target: TargetArgs,
+    output: Output,
+}
+
+impl CommonArgs {
     /// Connects, acts and disconnects.
     fn with<T>(&self, act: impl FnOnce(&mut Host) -> Result<T, Error>) -> Result<T, Error> {
         let mut host = self.target.connect(OptionDefaults::default())?;
@@ -74,10 +69,36 @@ impl CommonArgs {
         outcome
     }
 
+    /// Prints JSON or text.
+    fn print(
+        &self,
+        json: impl FnOnce() -> Value,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        match self.output.is_json() {
+            true => print(format!("{:#}\n", json())),
+            false => print(text()),
+        }
+    }
+
+    /// Prints the raw bytes if requested, else JSON or text.
+    fn print_or_raw(
+        &self,
+        raw: Raw,
+        bytes: &[u8],
+        json: impl FnOnce() -> Value,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        match raw.raw_binary {
+            true => print(bytes),
+            false => self.print(json, text),
+        }
+    }
+
     /// Prints the result of a command without data.
     fn done(&self, command: &str, nsid: u32, text: &str) -> Result<(), Error> {
         let fields = [("command", command.into()), ("namespace-id", nsid.into())];
-        self.output.print(|| nvme_cli_json::object(fields), || format!("{text}\n"))
+        self.print(|| nvme_cli_json::object(fields), || format!("{text}\n"))
     }
 }
 

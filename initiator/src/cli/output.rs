@@ -1,81 +1,13 @@
 //! Output: JSON for programs, text for users, raw bytes on request.
 
-use std::io::{self, ErrorKind, Write};
-
-use clap::{Args, ValueEnum};
-use initiator::Error;
-use serde_json::Value;
-
-/// Output options.
-#[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct Output {
-    /// Output format
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
-    output_format: Format,
-    /// The same as --output-format json
-    #[arg(long, conflicts_with = "output_format")]
-    json: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum Format {
-    Normal,
-    Json,
-}
+use clap::Args;
 
 /// Raw bytes instead of JSON or text.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Raw {
     /// Print the bytes as received
     #[arg(short = 'b', long)]
-    raw_binary: bool,
-}
-
-impl Output {
-    pub(crate) fn is_json(self) -> bool {
-        self.json || self.output_format == Format::Json
-    }
-
-    /// Prints JSON or text.
-    pub(crate) fn print(
-        self,
-        json: impl FnOnce() -> Value,
-        text: impl FnOnce() -> String,
-    ) -> Result<(), Error> {
-        match self.is_json() {
-            true => print(&format!("{:#}\n", json())),
-            false => print(&text()),
-        }
-    }
-
-    /// Prints the raw bytes if requested, else JSON or text.
-    pub(crate) fn print_or_raw(
-        self,
-        raw: Raw,
-        bytes: &[u8],
-        json: impl FnOnce() -> Value,
-        text: impl FnOnce() -> String,
-    ) -> Result<(), Error> {
-        match raw.raw_binary {
-            true => print_bytes(bytes),
-            false => self.print(json, text),
-        }
-    }
-}
-
-pub(crate) fn print(text: &str) -> Result<(), Error> {
-    print_bytes(text.as_bytes())
-}
-
-/// Prints to stdout. A closed stdout is not an error.
-pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
-    let mut out = io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Error::Local(format!("the output cannot be written: {error}")))
-        }
-        _ => Ok(()),
-    }
+    pub(super) raw_binary: bool,
 }
 
 /// Formats bytes like a dump of nvme-cli: 16 per line, with their text.

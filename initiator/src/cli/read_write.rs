@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
+use initiator::bench::report::print;
 use initiator::host::Range;
 use initiator::options::OptionDefaults;
 use initiator::{Error, Host};
 
 use super::lba_range::Place;
 use super::nvme_cli_json::object;
-use super::output::{print, print_bytes};
 use super::{CommonArgs, number};
 
 /// Maximum number of bytes that one command of the tool transfers.
@@ -88,7 +88,7 @@ pub(crate) fn compare_and_write(args: &FusedArgs, common: &CommonArgs) -> Result
             ("bytes", from.len().into()),
         ])
     };
-    common.output.print(json, || "compare-and-write: Success\n".into())
+    common.print(json, || "compare-and-write: Success\n".into())
 }
 
 pub(crate) fn read(args: &Args, common: &CommonArgs) -> Result<(), Error> {
@@ -111,7 +111,7 @@ pub(crate) fn read(args: &Args, common: &CommonArgs) -> Result<(), Error> {
     let (bytes, took) = outcome?;
     match &args.data {
         Some(path) => save(path, &bytes)?,
-        None => print_bytes(&bytes)?,
+        None => print(&bytes)?,
     }
     args.print("read", bytes.len(), took, common)
 }
@@ -227,7 +227,7 @@ impl Args {
                 ("bytes", bytes.into()),
                 ("latency_us", us.into()),
             ]);
-            return print(&format!("{done:#}\n"));
+            return print(format!("{done:#}\n"));
         }
         let mut text = String::new();
         if self.latency {

@@ -147,7 +147,7 @@ pub(crate) fn report(args: &ReportArgs, common: &CommonArgs) -> Result<(), Error
     let (entries, _) = entries.as_chunks();
     let entries: Vec<ExtendedRegistrant> =
         entries.iter().map(ExtendedRegistrant::parse).take(status.registrants.into()).collect();
-    common.output.print_or_raw(
+    common.print_or_raw(
         args.raw,
         &bytes,
         || report_document(&status, &entries),
@@ -180,7 +180,7 @@ pub(crate) fn notification(raw: &Raw, common: &CommonArgs) -> Result<(), Error> 
             common.target.traddr, log.count, log.kind.0, log.kind, log.waiting, log.nsid
         )
     };
-    common.output.print_or_raw(*raw, &bytes, json, text)
+    common.print_or_raw(*raw, &bytes, json, text)
 }
 
 fn send(what: &'static str, sqe: Sqe, data: &[u8], common: &CommonArgs) -> Result<(), Error> {

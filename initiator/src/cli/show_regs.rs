@@ -38,10 +38,10 @@ const REGISTERS: [(&str, bool, Option<Property>); 25] = [
     ("pmrmscu", false, None),
 ];
 
-pub(crate) fn run(common: &CommonArgs) -> Result<(), Error> {
+pub(crate) fn run((): &(), common: &CommonArgs) -> Result<(), Error> {
     let values: Vec<_> = common
         .with(|host| REGISTERS.iter().map(|(.., property)| value(host, *property)).collect())?;
-    common.output.print(|| json(&values), || text(&values))
+    common.print(|| json(&values), || text(&values))
 }
 
 /// Gets a property, unless the controller does not have it.

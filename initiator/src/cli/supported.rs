@@ -12,7 +12,7 @@ use super::output::Raw;
 
 pub(crate) fn effects(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
     let (bytes, log) = read(common, LogId::EFFECTS, Effects::parse)?;
-    common.output.print_or_raw(*raw, &bytes, || effects_json(&log), || effects_text(&log))
+    common.print_or_raw(*raw, &bytes, || effects_json(&log), || effects_text(&log))
 }
 
 pub(crate) fn supported(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
@@ -26,7 +26,7 @@ pub(crate) fn supported(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
         })
     };
     let json = || json!({ "supported_log_pages": listed("lid", &values) });
-    common.output.print_or_raw(*raw, &bytes, json, text)
+    common.print_or_raw(*raw, &bytes, json, text)
 }
 
 pub(crate) fn features(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
@@ -39,7 +39,7 @@ pub(crate) fn features(raw: &Raw, common: &CommonArgs) -> Result<(), Error> {
         })
     };
     let json = || json!({ "fid_support": listed("fid", &values) });
-    common.output.print_or_raw(*raw, &bytes, json, text)
+    common.print_or_raw(*raw, &bytes, json, text)
 }
 
 /// Reads a log of the NVM command set: its bytes, and its parsed form.

@@ -191,7 +191,7 @@ fn report(
     is_complete: bool,
 ) -> Result<(), Error> {
     let (counts, state) = (engine.counts, &engine.state);
-    let text = match args.printing.is_json() {
+    let text = match args.printing.output.is_json() {
         true => {
             let json = json!({
                 "size_bytes": state.size_bytes,
@@ -207,7 +207,7 @@ fn report(
         }
         false => text(engine, args, resumed_at, elapsed, is_complete),
     };
-    print(&text)
+    print(text)
 }
 
 fn text(

@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Some(at) => listen(at.with_port(args.trsvcid), args.provider)?,
         None => {
             let report = measure(args)?;
-            print(&match args.output_format {
+            print(match args.output_format {
                 Format::Json => format!("{:#}\n", report.json()),
                 Format::Normal => report.text(),
             })?;

@@ -364,11 +364,11 @@ impl Run<'_> {
             reads_everything: self.reads_everything,
             elapsed: self.begin.elapsed(),
         };
-        let text = match self.args.printing.is_json() {
+        let text = match self.args.printing.output.is_json() {
             true => outcome.json(),
             false => outcome.text(),
         };
-        crate::bench::report::print(&text)?;
+        crate::bench::report::print(text)?;
         self.save()?;
         match end {
             End::Refused(why) => Err(why),

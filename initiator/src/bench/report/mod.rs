@@ -18,15 +18,18 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 
 use crate::Error;
 
-pub use options::{Format, Printing};
+pub use options::{Format, Output, Printing};
 pub use progress::{How, Progress, Rate};
 
-/// Prints results. A closed stdout is not an error.
-pub(crate) fn print(text: &str) -> Result<(), Error> {
+/// Prints to stdout. A closed stdout is not an error.
+///
+/// # Errors
+/// It cannot be written.
+pub fn print(output: impl AsRef<[u8]>) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(output.as_ref()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Error::Local(format!("the results cannot be written: {error}")))
+            Err(Error::Local(format!("the output cannot be written: {error}")))
         }
         _ => Ok(()),
     }
