@@ -175,6 +175,9 @@ impl AnaStateTable {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AnaLog {
     states: AnaStates,
+    /// The state of each group when it was in the log last, as its host may know it; first, that of
+    /// the beginning.
+    listed: AnaStates,
     changes: u64,
     /// By ascending id.
     groups: Vec<Group>,
@@ -192,7 +195,7 @@ struct Group {
 impl AnaLog {
     /// The log of a new controller, or after a reset: no changes so far.
     pub fn new(subsystem: &Subsystem, states: AnaStates) -> AnaLog {
-        AnaLog { states, changes: 0, groups: groups(subsystem, &states) }
+        AnaLog { states, listed: states, changes: 0, groups: groups(subsystem, &states) }
     }
 
     /// The states in the log.
@@ -212,7 +215,10 @@ impl AnaLog {
             let same = was.is_some_and(|was| (was.state, &was.nsids) == (new.state, &new.nsids));
             new.changes = was.map_or(1, |was| was.changes + u64::from(!same));
             changed |= !same;
-            notify |= was.is_some_and(|was| was.state != new.state);
+            // Linux takes the state of an added namespace from the log that it has read last, which may
+            // contain a group that was without namespaces since.
+            notify |= self.listed.state(new.id) != new.state;
+            self.listed.set(new.id, new.state);
             let moved = |nsid: &u32| {
                 let of = old.iter().find(|group| group.nsids.binary_search(nsid).is_ok());
                 of.is_some_and(|of| of.id != new.id)
@@ -346,6 +352,22 @@ mod tests {
         subsystem.namespaces[0].ana_group = 3;
         assert!(log.update(&subsystem, states));
         assert_eq!(counts(&log), (4, vec![3]));
+    }
+
+    #[test]
+    fn a_group_that_has_namespaces_again_is_reported_if_its_state_is_another_one() {
+        let (whole, mut states) = (split(), AnaStates::default());
+        let mut emptied = whole.clone();
+        emptied.namespaces.remove(1);
+        states.set(3, AnaState::INACCESSIBLE);
+        let mut log = AnaLog::new(&whole, states);
+        for (state, is_reported) in [(AnaState::INACCESSIBLE, false), (AnaState::OPTIMIZED, true)] {
+            assert!(!log.update(&emptied, states), "its last namespace is removed");
+            states.set(3, state);
+            assert!(!log.update(&emptied, states), "a group that nobody is in");
+            assert_eq!(log.update(&whole, states), is_reported, "{state}");
+            assert!(!log.update(&whole, states), "once");
+        }
     }
 
     #[test]
