@@ -212,7 +212,7 @@ impl State {
             _ => return Err(invalid),
         };
         let current = self.registrants.get(host).copied();
-        let proven = current.is_some_and(|key| how.ignore_key() || key == keys.current);
+        let is_proven = how.ignore_key() || current == Some(keys.current);
         let effect = match how.action() {
             RegisterAction::REGISTER | RegisterAction::REPLACE if keys.new == 0 => {
                 return Err(invalid);
@@ -220,10 +220,11 @@ impl State {
             RegisterAction::REGISTER if current.is_some_and(|key| key != keys.new) => {
                 return Err(conflict());
             }
-            RegisterAction::UNREGISTER | RegisterAction::REPLACE if !proven => {
+            RegisterAction::UNREGISTER if current.is_none() => return Err(conflict()),
+            RegisterAction::UNREGISTER | RegisterAction::REPLACE if !is_proven => {
                 return Err(conflict());
             }
-            RegisterAction::REGISTER
+            RegisterAction::REGISTER | RegisterAction::REPLACE
                 if current.is_none() && self.registrants.len() >= REGISTRANTS_MAX =>
             {
                 return Err(Status::INTERNAL_ERROR.with_dnr());

@@ -17,6 +17,12 @@ fn register(action: RegisterAction, current: u64, new: u64) -> Order {
     Order::Register(Register(0).with_action(action), RegisterKeys { current, new })
 }
 
+/// With a wrong current key, which is ignored.
+fn blind(action: RegisterAction, new: u64) -> Order {
+    let how = Register(0).with_action(action).with_ignore_key(true);
+    Order::Register(how, RegisterKeys { current: 7, new })
+}
+
 fn acquire(action: AcquireAction, rtype: ReservationType, current: u64, preempt: u64) -> Order {
     let how = Acquire(0).with_action(action).with_rtype(rtype);
     Order::Acquire(how, AcquireKeys { current, preempt })
@@ -92,11 +98,10 @@ fn hosts_register_replace_and_unregister_keys() {
     for action in [RegisterAction::REPLACE, RegisterAction::UNREGISTER] {
         assert_eq!(refused(&state, &A, &register(action, 7, 8)), 0x083, "wrong key");
         assert_eq!(refused(&state, &B, &register(action, 0, 8)), 0x083, "not registered");
-        let blind = Register(0).with_action(action).with_ignore_key(true);
-        let order = Order::Register(blind, RegisterKeys { current: 7, new: 8 });
-        assert_eq!(refused(&state, &B, &order), 0x083, "not registered, key ignored");
-        done(&mut state.clone(), &A, &order);
+        done(&mut state.clone(), &A, &blind(action, 8));
     }
+    let order = blind(RegisterAction::UNREGISTER, 0);
+    assert_eq!(refused(&state, &B, &order), 0x083, "not registered, key ignored");
     done(&mut state, &A, &register(RegisterAction::REPLACE, KEY_A, 8));
     assert_eq!((state.generation, state.registrants.get(&A)), (3, Some(&8)));
     done(&mut state, &A, &register(RegisterAction::UNREGISTER, 8, 0));
@@ -106,6 +111,20 @@ fn hosts_register_replace_and_unregister_keys() {
     }
     let nameless = register(RegisterAction::REGISTER, 0, 1);
     assert_eq!(refused(&state, &[0; 16], &nameless), 0x015);
+}
+
+#[test]
+fn replace_with_ignore_existing_key_needs_no_registration() {
+    let mut state = two();
+    done(&mut state, &C, &blind(RegisterAction::REPLACE, 0xC1));
+    assert_eq!((state.generation, state.registrants.get(&C)), (3, Some(&0xC1)));
+    done(&mut state, &C, &blind(RegisterAction::REPLACE, 0xC2));
+    assert_eq!((state.generation, state.registrants.get(&C)), (4, Some(&0xC2)));
+    let host = |n: u128| n.to_be_bytes();
+    for n in 4..=REGISTRANTS_MAX as u128 {
+        done(&mut state, &host(n), &blind(RegisterAction::REPLACE, 1));
+    }
+    assert_eq!(refused(&state, &host(9999), &blind(RegisterAction::REPLACE, 1)), 0x006);
 }
 
 #[test]
