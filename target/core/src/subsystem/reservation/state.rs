@@ -5,7 +5,8 @@
 //! Source: NVMe Base Specification 2.0, "Reservations". Decisions where it is not specified: a key
 //! of 0 cannot be registered, because 0 stands for all registrants in Preempt; a preemption without
 //! a matching registrant is a conflict; preempting one's own key, without a reservation,
-//! unregisters. Linux's own target answers likewise.
+//! unregisters. Linux's own target answers likewise. Replacing a key by 0 unregisters: the block layer
+//! of Linux unregisters hosts like this (`IOC_PR_REGISTER` with a new key of 0).
 
 use std::collections::BTreeMap;
 
@@ -213,10 +214,12 @@ impl State {
         };
         let current = self.registrants.get(host).copied();
         let is_proven = how.ignore_key() || current == Some(keys.current);
-        let effect = match how.action() {
-            RegisterAction::REGISTER | RegisterAction::REPLACE if keys.new == 0 => {
-                return Err(invalid);
-            }
+        let action = match how.action() {
+            RegisterAction::REPLACE if keys.new == 0 => RegisterAction::UNREGISTER,
+            action => action,
+        };
+        let effect = match action {
+            RegisterAction::REGISTER if keys.new == 0 => return Err(invalid),
             RegisterAction::REGISTER if current.is_some_and(|key| key != keys.new) => {
                 return Err(conflict());
             }

@@ -128,6 +128,17 @@ fn replace_with_ignore_existing_key_needs_no_registration() {
 }
 
 #[test]
+fn replacing_a_key_by_0_unregisters() {
+    let mut state = held(ReservationType::WRITE_EXCLUSIVE_REGISTRANTS);
+    let order = register(RegisterAction::REPLACE, KEY_A, 0);
+    assert_eq!(refused(&state, &B, &order), 0x083, "wrong key");
+    assert_eq!(refused(&state, &C, &blind(RegisterAction::REPLACE, 0)), 0x083, "not registered");
+    let effect = done(&mut state, &A, &order);
+    assert_eq!((state.rtype, state.registrants.len()), (ReservationType::NONE, 1));
+    assert_eq!(effect.notices, [(B, RELEASED)]);
+}
+
+#[test]
 fn persistence_is_changed_by_register_and_by_the_feature() {
     let with = |change| {
         let how = Register(0).with_persistence(ChangePersistence(change));
