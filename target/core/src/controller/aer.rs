@@ -109,6 +109,11 @@ impl AsyncEvents {
         }
     }
 
+    /// Whether the host was told that this namespace has changed, and has not read so.
+    pub(crate) fn has_changed(&self, nsid: u32) -> bool {
+        self.changed.contains(&nsid)
+    }
+
     /// Raises the event of groups of namespaces.
     pub(crate) fn ana_changed(&mut self) {
         self.pending.insert(Event::Ana);
@@ -132,6 +137,11 @@ impl AsyncEvents {
     /// Raises the event of the reservation log.
     pub(crate) fn reservation_noticed(&mut self) {
         self.pending.insert(Event::ReservationLog);
+    }
+
+    /// Whether the host has read of all changed namespaces.
+    pub(crate) fn is_up_to_date(&self) -> bool {
+        self.changed.is_empty()
     }
 
     /// Ids for log page 04h, or none when there are too many to name.

@@ -58,6 +58,10 @@ pub(crate) const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
 /// As [`KEEP_ALIVE_MAX_MS`], for a discovery controller, which any host may create; hosts use 30 s.
 pub(crate) const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
 
+/// Time after which a namespace that has replaced another one is reported again: by then a host has
+/// removed the former one on all of its paths, which it had the first event on at once.
+const REPLACED: Duration = Duration::from_secs(1);
+
 /// Maximum silence of a discovery controller without keep alive.
 const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 
@@ -164,6 +168,10 @@ pub struct Controller {
     degraded: bool,
     /// Namespaces that the host was given as not ready: a host may ignore one until an event.
     not_ready: BTreeSet<u32>,
+    /// Namespaces that have replaced others of the same id, to be reported once more.
+    replaced: BTreeSet<u32>,
+    /// When they are reported, once the host has read of them.
+    replaced_until: Option<Instant>,
     cc: Cc,
     life: ControllerState,
     /// Number of shutdowns that have begun.
@@ -194,6 +202,8 @@ impl Controller {
             reporting: None,
             degraded: false,
             not_ready: BTreeSet::new(),
+            replaced: BTreeSet::new(),
+            replaced_until: None,
             cc: Cc(0),
             life: ControllerState::Disabled,
             shutdowns: 0,
@@ -354,6 +364,16 @@ impl Controller {
         };
         let mut changed = differing(old, &new);
         changed.extend(differing(&new, old));
+        let ids = |n: &Namespace| (n.uuid, n.nguid, n.eui64);
+        let replaces = |nsid: &u32| {
+            // The host may find both a removal and an addition when it reads of the first.
+            let is_other = |n: &Namespace| match old.namespace(*nsid) {
+                Ok(old) => ids(old) != ids(n),
+                Err(_) => self.events.has_changed(*nsid),
+            };
+            new.namespace(*nsid).is_ok_and(is_other)
+        };
+        self.replaced.extend(changed.iter().copied().filter(replaces));
         *old = new;
         if !changed.is_empty() {
             self.events.namespaces_changed(changed);
@@ -376,6 +396,17 @@ impl Controller {
         let changed: BTreeSet<u32> = changed;
         if !changed.is_empty() {
             self.events.namespaces_changed(changed);
+        }
+    }
+
+    /// Reports namespaces that have replaced others once more, after the host has read of them. Linux
+    /// removes a namespace whose identifiers have changed, and adds the new one by its next scan, for
+    /// which it needs an event.
+    pub(crate) fn look_at_replaced(&mut self, now: Instant) {
+        if self.replaced.is_empty() || !self.events.is_up_to_date() {
+            self.replaced_until = None;
+        } else if now >= *self.replaced_until.get_or_insert(now + REPLACED) {
+            self.events.namespaces_changed(std::mem::take(&mut self.replaced));
         }
     }
 
@@ -424,6 +455,7 @@ impl Controller {
             self.reporting = None;
             self.degraded = false;
             self.not_ready.clear();
+            self.replaced.clear();
             self.association.reservations.reset();
             self.reset_ana();
         } else if !old.en() && new.en() {
@@ -664,6 +696,53 @@ mod tests {
         controller.reported_not_ready(nsid);
         set(&mut controller, 0);
         assert_eq!(changed(&mut controller), [], "the next host has not asked");
+    }
+
+    #[test]
+    fn a_namespace_that_replaces_another_is_reported_again_after_its_event() {
+        let mut controller = controller();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let whole = Subsystem::clone(controller.subsystem().unwrap());
+        let changed = |controller: &mut Controller, now| {
+            controller.look_at_replaced(now);
+            controller.events.park(1);
+            let told = controller.events.next(u32::MAX).is_some();
+            controller.events.take_parked().for_each(drop);
+            (told, controller.events.changed().unwrap().collect::<Vec<_>>())
+        };
+        let mut other = whole.clone();
+        other.namespaces[1].uuid = [0xEE; 16];
+        let mut without = whole.clone();
+        without.namespaces.remove(1);
+        // At once, and removed and added before the host has read of either.
+        for steps in [vec![other.clone()], vec![without.clone(), whole.clone()]] {
+            for next in steps {
+                controller.replace_subsystem(Arc::new(next));
+            }
+            assert_eq!(changed(&mut controller, at(0)), (true, vec![2]));
+            assert_eq!(changed(&mut controller, at(5000)), (false, vec![2]), "unread");
+            controller.events.acknowledge(Event::NamespaceAttribute);
+            assert_eq!(changed(&mut controller, at(6000)), (false, vec![]));
+            assert_eq!(changed(&mut controller, at(6900)), (false, vec![]));
+            assert_eq!(changed(&mut controller, at(7100)), (true, vec![2]));
+            controller.events.acknowledge(Event::NamespaceAttribute);
+            assert_eq!(changed(&mut controller, at(9900)), (false, vec![]), "once");
+            assert_eq!(changed(&mut controller, at(99_000)), (false, vec![]), "once");
+        }
+        // Where the host has read of the removal, it has removed it.
+        for next in [without, whole] {
+            controller.replace_subsystem(Arc::new(next));
+            assert_eq!(changed(&mut controller, at(0)), (true, vec![2]));
+            controller.events.acknowledge(Event::NamespaceAttribute);
+            assert_eq!(changed(&mut controller, at(0)), (false, vec![]));
+            assert_eq!(changed(&mut controller, at(5000)), (false, vec![]));
+        }
+        controller.replace_subsystem(Arc::new(other));
+        set(&mut controller, EN);
+        set(&mut controller, 0);
+        assert_eq!(changed(&mut controller, at(0)), (false, vec![]));
+        assert_eq!(changed(&mut controller, at(5000)), (false, vec![]), "another host");
     }
 
     #[test]

@@ -392,6 +392,7 @@ impl QueuePair {
                 } else {
                     controller.look_at_paths();
                     controller.look_at_stores();
+                    controller.look_at_replaced(now);
                     None
                 }
             }
