@@ -22,8 +22,9 @@ pub struct AdminContext<'a> {
     pub now: Instant,
     /// Power-on time of the target, and how it lost power.
     pub power: Power,
-    /// Queries the registry: generation counter, and the records that this host may see.
-    pub discovery: &'a dyn Fn() -> (u64, Vec<discovery::Record>),
+    /// Queries the registry: generation counter, and the records that this host may see; none if they
+    /// are those of a generation that is known.
+    pub discovery: &'a dyn Fn(Option<u64>) -> Option<(u64, Vec<discovery::Record>)>,
     /// Queries the registry: the live controllers of the subsystem, ascending, with their hosts.
     pub controllers: &'a dyn Fn() -> Vec<(u16, Nqn)>,
 }
@@ -178,7 +179,7 @@ pub(crate) mod tests {
 
     /// With no discovery records, and queue slot 9.
     pub(crate) fn ask(sqe: Sqe, controller: &mut Controller) -> Result<Plan, Status> {
-        let discovery = || (1, Vec::new());
+        let discovery = |_| Some((1, Vec::new()));
         let now = Instant::now();
         let power = Power { cycles: 3, on_hours: 5, unsafe_shutdowns: 1, ..Power::default() };
         let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
@@ -399,7 +400,7 @@ pub(crate) mod tests {
             let sqe = Sqe::parse(&bytes);
             let received = CapsuleInfo { tail_bytes, in_capsule_bytes: 8192, mdts_bytes };
             let mut controller = if discovers { discovery_controller() } else { nvm() };
-            let discovery = || (1, Vec::new());
+            let discovery = |_| Some((1, Vec::new()));
             let (now, power) = (Instant::now(), Power::default());
             let controllers = || Vec::new();
             let (slot, controllers) = (0, &controllers);

@@ -569,7 +569,7 @@ mod tests {
             address: "192.0.2.1:4420".parse().unwrap(),
             port_id: 1,
         };
-        let discovery = || (count.get(), vec![record; count.get() as usize]);
+        let discovery = |_| Some((count.get(), vec![record; count.get() as usize]));
         let (slot, now) = (0, Instant::now());
         let (received, power) = (RECEIVED, Power::default());
         let controllers = &|| Vec::new();

@@ -71,6 +71,8 @@ pub struct DiscoveryLog {
     /// The log as it was when its beginning was last read, so that a host which reads in pieces
     /// never sees two generations mixed.
     snapshot: Vec<u8>,
+    /// Its generation.
+    generation: Option<u64>,
     /// Digest of the records that its host knows, or was notified of.
     known: u64,
 }
@@ -78,15 +80,23 @@ pub struct DiscoveryLog {
 impl DiscoveryLog {
     /// For a host that sees these records.
     pub fn new(nqn: Nqn, records: &[Record]) -> DiscoveryLog {
-        DiscoveryLog { nqn, snapshot: Vec::new(), known: digest(records) }
+        DiscoveryLog { nqn, snapshot: Vec::new(), generation: None, known: digest(records) }
     }
 
-    /// The log from `at` bytes on. A read of its beginning takes a new snapshot, and all later
-    /// parts are from that one.
-    pub fn log(&mut self, at: u64, current: &dyn Fn() -> (u64, Vec<Record>)) -> &[u8] {
-        if at == 0 || self.snapshot.is_empty() {
-            let (generation, records) = current();
+    /// The log, for a read from `at` bytes on. A read of its beginning takes a new snapshot, and all
+    /// later parts are from that one. `current`: the generation and its records, unless the
+    /// generation is the one that it is given. A host may read a few bytes of the beginning as often
+    /// as it likes, and there may be thousands of records.
+    pub fn log(
+        &mut self,
+        at: u64,
+        current: &dyn Fn(Option<u64>) -> Option<(u64, Vec<Record>)>,
+    ) -> &[u8] {
+        if (at == 0 || self.generation.is_none())
+            && let Some((generation, records)) = current(self.generation)
+        {
             self.snapshot = log(generation, &records);
+            self.generation = Some(generation);
         }
         &self.snapshot
     }
@@ -120,6 +130,8 @@ fn log(generation: u64, records: &[Record]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use crate::controller::discovery::*;
 
     fn record(subtype: Subtype, address: &str) -> Record {
@@ -184,8 +196,26 @@ mod tests {
     fn a_log_read_in_pieces_has_one_generation() {
         let disk = record(Subtype::NVM, "192.0.2.1:4420");
         let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[]);
-        let first = service.log(0, &|| (1, vec![disk; 3])).to_vec();
-        assert_eq!(service.log(1024, &|| (2, Vec::new())), first);
-        assert_eq!(service.log(0, &|| (2, Vec::new())).len(), 1024, "a new beginning");
+        let first = service.log(0, &|_| Some((1, vec![disk; 3]))).to_vec();
+        assert_eq!(service.log(1024, &|_| Some((2, Vec::new()))), first);
+        assert_eq!(service.log(0, &|_| Some((2, Vec::new()))).len(), 1024, "a new beginning");
+    }
+
+    #[test]
+    fn a_log_whose_generation_is_current_is_not_made_again() {
+        let disk = record(Subtype::NVM, "192.0.2.1:4420");
+        let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[]);
+        let (current, made) = (Cell::new(1), Cell::new(0));
+        let records = |known| {
+            let new = (known != Some(current.get())).then(|| (current.get(), vec![disk; 3]));
+            made.set(made.get() + usize::from(new.is_some()));
+            new
+        };
+        for generation in [1, 1, 2, 2, 1] {
+            current.set(generation);
+            let log = service.log(0, &records);
+            assert_eq!((log.len(), u64::from(log[0])), (4096, generation));
+        }
+        assert_eq!(made.get(), 3);
     }
 }

@@ -401,7 +401,7 @@ fn rule_admin(
         return fabrics::admin(sqe, controller);
     }
     let (host, local) = (controller.association.host, controller.local);
-    let discovery = &|| io.shared.registry.discovery(&host, local);
+    let discovery = &|known| io.shared.registry.discovery_after(known, &host, local);
     let (now, power) = (io.now, io.shared.power.at(io.now));
     let nqn = controller.association.subsystem;
     let controllers = &|| io.shared.registry.controllers_of(&nqn);

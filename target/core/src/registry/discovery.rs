@@ -59,6 +59,18 @@ impl Registry {
         (table.generation, records)
     }
 
+    /// As [`Registry::discovery`]; none if that is still of the generation `known`.
+    #[must_use]
+    pub(crate) fn discovery_after(
+        &self,
+        known: Option<u64>,
+        host: &Nqn,
+        local: SocketAddr,
+    ) -> Option<(u64, Vec<Record>)> {
+        let is_known = known == Some(self.lock().generation);
+        (!is_known).then(|| self.discovery(host, local))
+    }
+
     /// Sets the listeners of the other gateways of the group, which serve the same subsystems.
     pub fn set_peer_listeners(&self, mut peers: Vec<PeerListener>) {
         peers.sort_unstable();

@@ -227,12 +227,15 @@ fn discovery_lists_permitted_subsystems_at_the_address_in_use() {
     let names: Vec<_> = records.iter().map(|r| r.nqn.to_string()).collect();
     assert_eq!(names, [Nqn::DISCOVERY.to_string(), TEST.to_string()]);
     assert!(records.iter().all(|r| r.address == local));
-    let (_, records) = registry.discovery(&nqn("nqn.2026-11.host:friend"), local);
+    let friend = nqn("nqn.2026-11.host:friend");
+    let (_, records) = registry.discovery(&friend, local);
     assert_eq!(records.len(), 3);
+    assert_eq!(registry.discovery_after(Some(generation), &friend, local), None);
     registry.withdraw(&nqn(CLOSED));
-    let (later, records) = registry.discovery(&nqn("nqn.2026-11.host:friend"), local);
+    let (later, records) = registry.discovery(&friend, local);
     assert_eq!(records.len(), 2);
     assert!(later > generation);
+    assert_eq!(registry.discovery_after(Some(generation), &friend, local), Some((later, records)));
     // A wildcard of the other family cannot be reached by this host.
     registry.set_listeners(vec![listener(1, "[::]:4420")]);
     assert!(registry.discovery(&nqn(HOST), local).1.is_empty());
