@@ -11,7 +11,7 @@ use rdma::{FabricError, Incoming};
 
 use crate::auth::DhResult;
 use crate::sched::abort::AbortToken;
-use crate::sched::{DrainBarrier, Waker};
+use crate::sched::{Adoption, DrainBarrier, Waker};
 use crate::stats::in_flight::InFlight;
 use crate::subsystem::Subsystem;
 use nvmfd_blockdev::monitor::Rings;
@@ -30,7 +30,7 @@ pub enum Message {
     /// A backing store that no namespace uses any more.
     Detach(DeviceId),
     /// A new or changed subsystem.
-    Subsystem(Arc<Subsystem>),
+    Subsystem(Arc<Subsystem>, Arc<Adoption>),
     /// The discovery log has changed.
     DiscoveryChanged,
     /// Result of a reservation command.

@@ -217,7 +217,7 @@ impl Reactor {
                 Message::Unlisten(at) => self.parts.fabric.unlisten(at),
                 // These messages are for the queues.
                 Message::Incoming(_)
-                | Message::Subsystem(_)
+                | Message::Subsystem(..)
                 | Message::DiscoveryChanged
                 | Message::Answer(_)
                 | Message::Fence(_)

@@ -35,11 +35,14 @@ use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
 use nvmfd::blockdev::{DeviceId, IoRequest};
 use nvmfd::core::diag::cause::Cause;
+use nvmfd::core::message::{Message, mailbox};
 use nvmfd::core::qpair;
+use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::Namespace;
+use nvmfd::worker::Workers;
 use rdma::{Completion, Qp, ReceivedWith, Work};
 
-use crate::support::{KEY, World, connect_data, end_both, keyed, subsystem};
+use crate::support::{KEY, World, admin, connect_data, end_both, keyed, subsystem};
 
 fn code(cqe: Cqe) -> (u16, bool) {
     (cqe.status.code(), cqe.status.dnr())
@@ -342,6 +345,39 @@ fn all_buffers_are_returned_whenever_the_connection_closes() {
         }
         end_both(world, queue, admin, posted);
     }
+}
+
+/// A host acts on an event by any of its queues.
+#[test]
+fn an_event_of_namespaces_is_sent_when_every_reactor_has_them() {
+    let [(first, mail), (second, other_mail)] = [(); 2].map(|()| mailbox().unwrap());
+    let mut world = World::new();
+    world.replace(Registry::new(vec![first, second], 8, 70), Workers::default());
+    world.registry.publish(Arc::new(subsystem()));
+    let (mut queue, _) = admin(&mut world);
+    let event = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(0x1F);
+    world.send(&mut queue, &event, &[]);
+    let enable = Sqe { cdw10: 0x0B, cdw11: 1 << 8, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
+    assert!(world.ask(&mut queue, &enable, &[]).status.is_success());
+    let mut less = subsystem();
+    less.namespaces.pop();
+    world.registry.publish(Arc::new(less));
+    while let Some(message) = mail.take() {
+        if let Message::Subsystem(new, adoption) = message {
+            queue.await_adoption(&adoption);
+            queue.on_subsystem(&new, &mut world.io());
+        }
+    }
+    world.run(&mut queue);
+    assert!(world.completions.is_empty(), "the other reactor has not read its message");
+    mail.hush();
+    while other_mail.take().is_some() {}
+    assert!(mail.hush(), "it is woken");
+    queue.tick(&mut world.io());
+    world.run(&mut queue);
+    let cqe = world.completions.pop().unwrap();
+    assert_eq!((cqe.cid, cqe.dw0()), (0x1F, 0x04_0002));
+    world.end(queue);
 }
 
 #[test]

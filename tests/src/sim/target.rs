@@ -504,7 +504,7 @@ impl Target {
                     {
                         continue;
                     }
-                    (Some(SeededBug::StaleView), Message::Subsystem(_)) => continue,
+                    (Some(SeededBug::StaleView), Message::Subsystem(..)) => continue,
                     (Some(SeededBug::LostAbort), Message::Errand(_)) => {
                         std::mem::forget(message);
                         continue;

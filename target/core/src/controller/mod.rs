@@ -18,12 +18,13 @@ mod timestamp;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nvme::Status;
 use nvme::property::{Cap, Cc, Crto, Csts, Property, Shutdown, ShutdownStatus, Vs};
 
+use crate::sched::Adoption;
 use crate::sched::abort::AbortRequest;
 use crate::subsystem::ana::AnaLog;
 use crate::subsystem::{AccessPolicy, Namespace, Subsystem};
@@ -172,6 +173,8 @@ pub struct Controller {
     replaced: BTreeSet<u32>,
     /// When they are reported, once the host has read of them.
     replaced_until: Option<Instant>,
+    /// The last change, until every reactor has adopted it and those before.
+    adoption: Weak<Adoption>,
     cc: Cc,
     life: ControllerState,
     /// Number of shutdowns that have begun.
@@ -204,6 +207,7 @@ impl Controller {
             not_ready: BTreeSet::new(),
             replaced: BTreeSet::new(),
             replaced_until: None,
+            adoption: Weak::new(),
             cc: Cc(0),
             life: ControllerState::Disabled,
             shutdowns: 0,
@@ -379,6 +383,17 @@ impl Controller {
             self.events.namespaces_changed(changed);
         }
         self.note_ana();
+    }
+
+    /// Events of a change that reactors adopt are sent when all have.
+    pub(crate) fn await_adoption(&mut self, adoption: &Arc<Adoption>) {
+        self.adoption = Arc::downgrade(adoption);
+    }
+
+    /// The next event to send: slot and dword 0.
+    pub(crate) fn next_event(&mut self) -> Option<(u16, u32)> {
+        let is_adopted = self.adoption.strong_count() == 0;
+        is_adopted.then(|| self.events.next(self.features.async_event_config())).flatten()
     }
 
     /// Checks the health of backing stores, and raises events if one has become degraded, or one

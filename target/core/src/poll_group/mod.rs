@@ -235,14 +235,17 @@ impl PollGroup {
     pub fn on_message(&mut self, message: Message, lent: &mut Resources<'_>) -> Option<Message> {
         match message {
             Message::Incoming(incoming) => self.on_connect_request(incoming, lent),
-            Message::Subsystem(new) => {
+            Message::Subsystem(new, adoption) => {
                 let (now, queues) = (lent.now, &self.queues);
                 self.waiters.rate_limits.change(now, |key, slot, booking| {
                     if let Some(Some(queue)) = queues.get(key as usize) {
                         queue.give_back(slot, booking, now);
                     }
                 });
-                self.each(lent, |queue, io| queue.on_subsystem(&new, io));
+                self.each(lent, |queue, io| {
+                    queue.await_adoption(&adoption);
+                    queue.on_subsystem(&new, io);
+                });
             }
             Message::DiscoveryChanged => self.each(lent, QueuePair::on_discovery_changed),
             Message::Answer(done) => self.on_disk(done, lent),

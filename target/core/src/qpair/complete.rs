@@ -344,8 +344,7 @@ impl QueuePair {
             }
         }
         while let QueueRole::Admin(controller) = &mut self.conn.role
-            && let Some((slot, dw0)) =
-                controller.events.next(controller.features.async_event_config())
+            && let Some((slot, dw0)) = controller.next_event()
         {
             self.complete(slot, Ok(dw0.into()), io);
         }

@@ -61,6 +61,7 @@ use crate::controller::association::Association;
 use crate::controller::{ControllerKind, Limits};
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::registry::OpenQueue;
+use crate::sched::Adoption;
 use crate::stats::Stage;
 use crate::subsystem::Subsystem;
 use auth::Authentication;
@@ -406,6 +407,13 @@ impl QueuePair {
                         .then_some(Some(Cause::KeyChanged)),
                 }
             }
+        }
+    }
+
+    /// Holds events back until every reactor has adopted a change.
+    pub fn await_adoption(&mut self, adoption: &Arc<Adoption>) {
+        if let QueueRole::Admin(controller) = &mut self.conn.role {
+            controller.await_adoption(adoption);
         }
     }
 

@@ -30,8 +30,8 @@ use crate::controller::Limits;
 use crate::controller::association::Association;
 use crate::diag::cause::Cause;
 use crate::message::{Message, Sender};
-use crate::sched::DrainBarrier;
 use crate::sched::abort::{AbortRequest, AbortToken};
+use crate::sched::{Adoption, DrainBarrier};
 use crate::subsystem::ana::AnaStates;
 use crate::subsystem::reservation::{HostId, Reservation};
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
@@ -187,9 +187,11 @@ impl Registry {
             table.renew(&change, &mut in_use);
             is_discovery_changed
         };
+        let adoption = Adoption::by(self.reactors.iter().map(Sender::waker));
         for reactor in &self.reactors {
             for subsystem in in_use.values() {
-                reactor.send(Message::Subsystem(Arc::clone(subsystem)));
+                let (subsystem, adoption) = (Arc::clone(subsystem), Arc::clone(&adoption));
+                reactor.send(Message::Subsystem(subsystem, adoption));
             }
         }
         match is_discovery_changed {

@@ -2,6 +2,7 @@
 //! threads.
 
 pub mod abort;
+mod adoption;
 pub mod buffers;
 mod drain;
 pub mod fair_queue;
@@ -11,6 +12,7 @@ pub mod range_lock;
 pub mod rate_queue;
 mod waker;
 
+pub use adoption::Adoption;
 pub use drain::{DrainBarrier, DrainScope, IoClass};
 pub use offload::Offload;
 pub use waker::Waker;
