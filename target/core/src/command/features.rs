@@ -25,6 +25,7 @@ use super::admin::AdminContext;
 use super::{Plan, destination, no_data, source, write_protect};
 use crate::controller::aer::Event;
 use crate::controller::{Controller, Features};
+use crate::subsystem::Namespace;
 use crate::subsystem::reservation::Order;
 
 /// Answer of Get Features.
@@ -294,9 +295,10 @@ fn value_of_reservations(get: &GetFeatures, controller: &Controller) -> Result<u
 /// Sets either for one namespace, or for all of them (FFFFFFFFh).
 fn set_of_reservations(set: &SetFeatures, controller: &Controller) -> Result<Plan, Status> {
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
-    let namespaces = match set.nsid {
-        NSID_ALL => &subsystem.namespaces[..],
-        nsid => std::slice::from_ref(subsystem.namespace(nsid)?),
+    let namespaces: Vec<&Namespace> = match set.nsid {
+        // Those that have reservations.
+        NSID_ALL => subsystem.namespaces.iter().filter(|n| !n.is_shared()).collect(),
+        nsid => vec![subsystem.namespace(nsid)?],
     };
     let reach = &controller.association.reach;
     namespaces.iter().try_for_each(|n| reach.check(n.ana_group))?;
@@ -463,7 +465,9 @@ mod tests {
     use crate::command::admin::tests::{ask, discovery_controller, given, keyed, nvm, refused};
     use crate::command::features::*;
     use crate::controller::ControllerKind;
+    use crate::subsystem::Subsystem;
     use crate::subsystem::ana::AnaStates;
+    use crate::subsystem::reservation::Reservation;
 
     const SERVED: [u8; 15] =
         [0x01, 0x02, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0E, 0x0F, 0x16, 0x80, 0x81];
@@ -815,6 +819,12 @@ mod tests {
         assert_eq!(kept(on), (vec![7], Order::Persist(true)));
         let off = ask(of(set(0x83, 0), NSID_ALL), &mut controller);
         assert_eq!(kept(off), (vec![1, 2, 7], Order::Persist(false)));
+        // Namespaces without reservations are not concerned: one would refuse what others have done.
+        let mut subsystem = Subsystem::clone(controller.subsystem().unwrap());
+        subsystem.namespaces[1].reservation = Reservation::none(subsystem.nqn, 2);
+        controller.replace_subsystem(Arc::new(subsystem));
+        let on = ask(of(set(0x83, 1), NSID_ALL), &mut controller);
+        assert_eq!(kept(on), (vec![1, 7], Order::Persist(true)));
     }
 
     proptest! {
