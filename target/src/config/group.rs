@@ -118,6 +118,7 @@ impl Config {
     pub(super) fn set_group(&mut self) {
         let Some(group) = &self.group else { return };
         let cntlids = group.cntlids();
+        self.discovery.cntlids = cntlids.clone();
         for subsystem in &mut self.subsystems {
             subsystem.offer.cntlids = cntlids.clone();
             for namespace in &mut subsystem.namespaces {
@@ -215,6 +216,7 @@ mod tests {
         let config = read(GROUP, IMAGE).unwrap();
         assert_eq!(config.group.as_ref().unwrap().object(), "nvmfd.g");
         assert_eq!(config.subsystems[0].offer.cntlids, 62_001..=64_000);
+        assert_eq!(config.discovery.cntlids, 62_001..=64_000);
         let crate::config::NamespaceKind::Rbd { cluster, .. } =
             &config.subsystems[0].namespaces[0].kind
         else {

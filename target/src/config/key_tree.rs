@@ -114,7 +114,7 @@ pub(super) fn discovery<S: Serializer>(
     discovery: &DiscoveryConfig,
     to: S,
 ) -> Result<S::Ok, S::Error> {
-    let DiscoveryConfig { nqn, by_listener, mdns, referrals } = discovery;
+    let DiscoveryConfig { nqn, by_listener, mdns, referrals, cntlids: _ } = discovery;
     let referral = |Referral { nqn, address, hosts }: &Referral| {
         let hosts: Option<Vec<&str>> =
             hosts.as_ref().map(|hosts| hosts.iter().map(Nqn::as_str).collect());

@@ -6,9 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nvme::fabrics::{
-    CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
-};
+use nvme::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, InvalidParameter};
 use nvme::{Nqn, NqnError, Status};
 use rdma::Source;
 
@@ -96,7 +94,7 @@ impl Registry {
         let source = Source::from(visit.source);
         let newcomer = Candidate { source, now: visit.now, authenticate };
         let room_made = table.check_room(self.controllers, &association, subsystem, &newcomer)?;
-        let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
+        let cntlids = subsystem.map_or(&table.discovery.cntlids, |s| &s.offer.cntlids).clone();
         if let Some(subsystem) = subsystem {
             association.subsystem_usage = Arc::clone(&subsystem.usage);
         }

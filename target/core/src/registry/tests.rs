@@ -522,12 +522,13 @@ fn discovery_has_a_unique_nqn_and_lists_referrals() {
         (nqn("nqn.2026-11.io.nvmfd:discovery"), nqn("nqn.2026-11.io.other:discovery"));
     let referral =
         Referral { nqn: other, address: "192.0.2.77:8009".parse().unwrap(), hosts: None };
-    let discovery =
-        DiscoveryConfig { nqn: own, referrals: vec![referral], ..DiscoveryConfig::default() };
+    let (referrals, cntlids) = (vec![referral], 2001..=4000);
+    let discovery = DiscoveryConfig { nqn: own, referrals, cntlids, ..DiscoveryConfig::default() };
     registry.change(Change { discovery: Some(discovery), ..Change::default() });
-    for name in [own, Nqn::DISCOVERY] {
+    for (name, cntlid) in [(own, 2001), (Nqn::DISCOVERY, 2002)] {
         let asked = data(0xFFFF, name.as_str(), HOST);
         let admission = registry.connect_admin(&asked, &visit()).unwrap();
+        assert_eq!(admission.association.cntlid, cntlid);
         assert!(admission.subsystem.is_none());
         assert_eq!((admission.association.subsystem, admission.name), (Nqn::DISCOVERY, name));
     }

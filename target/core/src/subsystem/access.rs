@@ -89,11 +89,20 @@ pub struct DiscoveryConfig {
     pub mdns: bool,
     /// Referrals to other discovery services.
     pub referrals: Vec<Referral>,
+    /// Controller ids to assign. The gateways of a group may have one name together, of which Linux
+    /// takes no controller id twice.
+    pub cntlids: RangeInclusive<u16>,
 }
 
 impl Default for DiscoveryConfig {
     fn default() -> Self {
-        Self { nqn: Nqn::DISCOVERY, by_listener: false, mdns: false, referrals: Vec::new() }
+        Self {
+            nqn: Nqn::DISCOVERY,
+            by_listener: false,
+            mdns: false,
+            referrals: Vec::new(),
+            cntlids: 1..=CNTLID_MAX,
+        }
     }
 }
 

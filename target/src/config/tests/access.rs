@@ -135,7 +135,13 @@ hosts = ["nqn.2026-11.host:a"]
     ];
     assert_eq!(
         config.discovery,
-        DiscoveryConfig { nqn: own, by_listener: true, mdns: true, referrals }
+        DiscoveryConfig {
+            nqn: own,
+            by_listener: true,
+            mdns: true,
+            referrals,
+            ..DiscoveryConfig::default()
+        }
     );
     let printed = config.to_string();
     for line in [
