@@ -42,7 +42,7 @@ use nvmfd::core::subsystem::Namespace;
 use nvmfd::worker::Workers;
 use rdma::{Completion, Qp, ReceivedWith, Work};
 
-use crate::support::{KEY, World, admin, connect_data, end_both, keyed, subsystem};
+use crate::support::{KEY, World, admin, connect_data, end_both, io_queue, keyed, subsystem};
 
 fn code(cqe: Cqe) -> (u16, bool) {
     (cqe.status.code(), cqe.status.dnr())
@@ -600,6 +600,34 @@ fn io_on_a_lost_or_reset_controller_is_disconnected_and_never_failed() {
         assert!(world.fabric.disconnected);
         end_both(world, queue, admin, admin_posted);
     }
+}
+
+/// Any peer can reset a discovery controller as often as it likes.
+#[test]
+fn a_reset_wakes_the_reactors_only_where_it_closes_io_queues() {
+    let disable = PropertySet::new(Property::CC, 0x0046_0000).emit();
+    let world_with = || {
+        let (sender, mail) = mailbox().unwrap();
+        let mut world = World::new();
+        world.replace(Registry::new(vec![sender], 8, 70), Workers::default());
+        world.registry.publish(Arc::new(subsystem()));
+        (world, mail)
+    };
+    let (mut world, mail) = world_with();
+    let (mut queue, _) = admin(&mut world);
+    mail.hush();
+    assert!(world.ask(&mut queue, &disable, &[]).status.is_success());
+    assert!(!mail.hush(), "there are no I/O queues");
+    world.end(queue);
+
+    let (mut world, mail) = world_with();
+    let (queue, mut admin, admin_posted) = io_queue(&mut world);
+    let mine = std::mem::replace(&mut world.fabric.posted, admin_posted);
+    mail.hush();
+    assert!(world.ask(&mut admin, &disable, &[]).status.is_success());
+    assert!(mail.hush());
+    let admin_posted = std::mem::replace(&mut world.fabric.posted, mine);
+    end_both(world, queue, admin, admin_posted);
 }
 
 #[test]

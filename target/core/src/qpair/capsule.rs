@@ -356,7 +356,10 @@ impl QueuePair {
             // A reset: the I/O queues close, Asynchronous Event Requests end, the timestamp counts
             // from 0.
             controller.timestamp = ControllerTimestamp::new(io.now);
-            io.shared.registry.wake_reactors();
+            // Any peer can reset a controller of discovery again and again.
+            if controller.association.io_queues() > 0 {
+                io.shared.registry.wake_reactors();
+            }
             let parked: Vec<u16> = controller.events.take_parked().collect();
             event_log::note_reset(&self.conn.role, io);
             for slot in parked {
