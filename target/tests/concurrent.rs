@@ -71,9 +71,9 @@ struct Reactor<'a> {
     exclusion: &'a RangeLocks,
     mailbox: Mailbox,
     round: u32,
-    /// Changes at the device that were not claimed, and how many of them the exclusion counts.
-    unclaimed: u32,
-    counted: u32,
+    /// A change is at the device, and began without a lock; the ticket, once it is locked.
+    is_begun: bool,
+    begun: Option<u64>,
 }
 
 impl Reactor<'_> {
@@ -85,16 +85,19 @@ impl Reactor<'_> {
         let round = self.exclusion.round();
         if round != self.round {
             self.round = round;
-            self.exclusion.settle(self.unclaimed);
-            self.counted += self.unclaimed;
-            self.unclaimed = 0;
+            let begun = self.is_begun && self.begun.is_none();
+            let lock = || self.exclusion.claim_begun(self.range(false));
+            self.begun = begun.then(lock).or(self.begun);
+            self.exclusion.settle();
         }
     }
 
+    fn range(&self, alone: bool) -> RangeLock {
+        RangeLock { backing: DeviceId(0), at: 0, len: 512, alone, reactor: self.number }
+    }
+
     fn claim(&mut self, alone: bool) -> u64 {
-        let claim =
-            RangeLock { backing: DeviceId(0), at: 0, len: 512, alone, reactor: self.number };
-        let (ticket, mut granted) = self.exclusion.claim(claim);
+        let (ticket, mut granted) = self.exclusion.claim(self.range(alone));
         while !granted {
             self.look();
             thread::yield_now();
@@ -112,18 +115,13 @@ impl Reactor<'_> {
             self.exclusion.give_up(ticket);
             return;
         }
-        self.unclaimed += 1;
+        self.is_begun = true;
         thread::yield_now();
         // The reactor may look in the time that the device takes.
         self.look();
         block.fetch_add(1 << 32, Ordering::Relaxed);
-        match self.counted {
-            0 => self.unclaimed -= 1,
-            _ => {
-                self.counted -= 1;
-                self.exclusion.settled();
-            }
-        }
+        self.is_begun = false;
+        self.begun.take().into_iter().for_each(|ticket| self.exclusion.give_up(ticket));
     }
 
     /// Compare and Write, as one step for everybody else.
@@ -149,8 +147,8 @@ fn no_change_is_lost_between_compare_and_write() {
         for (number, mailbox) in mailboxes.into_iter().enumerate() {
             let (block, swaps, done) = (&block, &swaps, &done);
             scope.spawn(move || {
-                let (round, unclaimed, counted) = (0, 0, 0);
-                let mut reactor = Reactor { number, exclusion, mailbox, round, unclaimed, counted };
+                let (round, is_begun, begun) = (0, false, None);
+                let mut reactor = Reactor { number, exclusion, mailbox, round, is_begun, begun };
                 start.wait();
                 for step in 0..ROUNDS {
                     match step % 5 == number as u64 {

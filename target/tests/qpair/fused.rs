@@ -281,7 +281,7 @@ fn locked_ranges_are_released_whenever_a_fused_connection_closes() {
         two.look(&mut other);
         if shared.range_locks.round() > 0 && two.disk.waiting.is_empty() {
             // The reactor of the first has ended its queue before it has looked.
-            shared.range_locks.settle(0);
+            shared.range_locks.settle();
         }
         two.run(&mut other);
         assert_eq!(answers(&mut two), [(3, 0, false), (4, 0, false)], "after {steps} steps");

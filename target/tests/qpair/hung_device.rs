@@ -320,6 +320,29 @@ impl Hosts {
     }
 
     /// A host's queue looks at what is shared.
+    /// The reactor locks the changes that began without a lock.
+    fn settle(&mut self) {
+        let keys: Vec<u32> = self.connected.keys().copied().collect();
+        for key in keys {
+            self.with(key, |world, queue| queue.claim_begun(&world.io()));
+        }
+        self.world.shared.range_locks.settle();
+    }
+
+    /// A host sends a fused Compare and Write of a block of zeros.
+    fn swap(&mut self, key: u32, block: u64) {
+        for (opcode, fuse) in [(IoOpcode::COMPARE, 1), (IoOpcode::WRITE, 2)] {
+            let sqe = small(opcode, block, fuse.into());
+            let sqe = sqe.with_flags(sqe.flags.with_fuse(fuse));
+            self.with(key, |world, queue| world.send(queue, &sqe, &[0; 4096]));
+        }
+    }
+
+    /// Begins what has been granted its lock.
+    fn tick(&mut self, key: u32) {
+        self.with(key, |world, queue| queue.tick(&mut world.io()));
+    }
+
     fn look(&mut self, key: u32) {
         self.with(key, |world, queue| world.look(queue));
     }
@@ -507,26 +530,40 @@ fn a_range_locked_write_of_a_lost_connection_overwrites_no_later_data() {
     let mut hosts = Hosts::new();
     let (old, new) = (hosts.connect(true), hosts.connect(true));
     hosts.write_block(old, 0, 4, 0x11);
-    for (opcode, fuse) in [(IoOpcode::COMPARE, 1), (IoOpcode::WRITE, 2)] {
-        let sqe = small(opcode, 7, fuse.into());
-        let sqe = sqe.with_flags(sqe.flags.with_fuse(fuse));
-        hosts.with(new, |world, queue| world.send(queue, &sqe, &[0; 4096]));
-    }
-    let unclaimed = hosts.with(old, |_, queue| queue.note_unclaimed());
-    hosts.world.shared.range_locks.settle(unclaimed);
+    hosts.swap(new, 7);
+    hosts.settle();
     hosts.write_block(old, 1, 5, 0x11);
-    assert_eq!((unclaimed, hosts.at_disk(old), hosts.at_disk(new)), (1, 2, 0));
+    hosts.tick(new);
+    assert_eq!((hosts.at_disk(old), hosts.at_disk(new)), (2, 1));
     hosts.give_up(old);
-    hosts.with(new, |world, queue| queue.tick(&mut world.io()));
-    assert_eq!(hosts.at_disk(new), 1, "what is left is elsewhere");
     hosts.write_block(new, 10, 4, 0x22);
     hosts.write_block(new, 11, 5, 0x22);
     assert_eq!(hosts.at_disk(new), 1);
     while hosts.end_one(old) {}
-    hosts.with(new, |world, queue| queue.tick(&mut world.io()));
+    hosts.tick(new);
     assert_eq!(hosts.at_disk(new), 3);
     while hosts.end_one(new) {}
     assert_eq!([4, 5].map(|block| hosts.block(block)), [Some(0x22); 2]);
+    hosts.finish();
+}
+
+/// As the first one is sent, changes are in progress that have not locked their blocks.
+#[test]
+fn a_fused_pair_waits_for_writes_of_its_blocks_and_not_for_a_hung_device() {
+    let mut hosts = Hosts::new();
+    let [hung, well, another] = [true, false, false].map(|hangs| hosts.connect(hangs));
+    hosts.write_block(hung, 0, 5, 0x11);
+    hosts.write_block(well, 0, 6, 0x22);
+    hosts.write_block(well, 1, 5, 0);
+    hosts.swap(another, 5);
+    hosts.settle();
+    hosts.tick(another);
+    assert_eq!(hosts.at_disk(another), 0, "a write of its block is in progress");
+    assert_eq!((hosts.end_one(well), hosts.end_one(well)), (true, true));
+    hosts.tick(another);
+    assert_eq!((hosts.at_disk(hung), hosts.at_disk(another)), (1, 1));
+    while hosts.end_one(another) {}
+    assert!(hosts.end_one(hung));
     hosts.finish();
 }
 

@@ -401,7 +401,8 @@ impl World {
         let before = self.disk.waiting.len();
         let round = self.shared.range_locks.round();
         if std::mem::replace(&mut self.round, round) != round {
-            self.shared.range_locks.settle(queue.note_unclaimed());
+            queue.claim_begun(&self.io());
+            self.shared.range_locks.settle();
         }
         queue.tick(&mut self.io());
         self.disk.waiting.len() > before

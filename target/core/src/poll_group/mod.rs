@@ -318,9 +318,8 @@ impl PollGroup {
         let round = lent.shared.range_locks.round();
         if round != self.round {
             self.round = round;
-            let mut unclaimed = 0;
-            self.each(lent, |queue, _| unclaimed += queue.note_unclaimed());
-            lent.shared.range_locks.settle(unclaimed);
+            self.each(lent, |queue, io| queue.claim_begun(io));
+            lent.shared.range_locks.settle();
         }
         self.each(lent, QueuePair::tick);
         self.release_pending(lent);

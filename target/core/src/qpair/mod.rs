@@ -336,10 +336,10 @@ impl QueuePair {
         }
     }
 
-    /// Marks all changes in progress without a lock, for which a fused command waits; returns their
-    /// number.
-    pub fn note_unclaimed(&mut self) -> u32 {
-        range_lock::await_unclaimed(&mut self.requests)
+    /// Locks the blocks of all changes in progress that began without a lock: fused commands wait
+    /// for them.
+    pub fn claim_begun(&mut self, io: &Io<'_>) {
+        range_lock::claim_begun(&mut self.requests, io);
     }
 
     /// Checks deadlines and the state that is shared with other reactors.

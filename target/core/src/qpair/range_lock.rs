@@ -17,8 +17,6 @@ pub(super) enum LockState {
     None,
     /// It changes blocks, by byte offset and length, and holds no lock.
     Unclaimed(u64, u64),
-    /// As [`LockState::Unclaimed`], and a fused command waits until it has completed.
-    Awaited(u64, u64),
     /// It has requested a lock, with this ticket.
     Claimed(u64),
 }
@@ -102,19 +100,18 @@ pub(super) fn begin_unlocked(
 /// completes: later changes wait.
 pub(super) fn orphan(entry: &mut Request, io: &Io<'_>) {
     let locks = &io.shared.range_locks;
-    let (at, len) = match entry.lock {
-        LockState::None => return,
-        LockState::Claimed(ticket) => return locks.leave_claimed(ticket),
-        LockState::Unclaimed(at, len) | LockState::Awaited(at, len) => (at, len),
-    };
-    let Some(backing) = entry.plan.backing() else { return };
-    let lock = RangeLock { backing, at, len, alone: false, reactor: io.reactor };
-    let ticket = locks.leave(lock);
-    let before = std::mem::replace(&mut entry.lock, LockState::Claimed(ticket));
-    if let LockState::Awaited(..) = before {
-        // The fused command waits for this lock from now on, if it covers the same blocks.
-        locks.settled();
+    match entry.lock {
+        LockState::Claimed(ticket) => locks.leave_claimed(ticket),
+        _ => lock_begun(entry, io, |lock| locks.leave(lock)),
     }
+}
+
+/// Locks the blocks of an operation that began without a lock.
+fn lock_begun(entry: &mut Request, io: &Io<'_>, lock: impl FnOnce(RangeLock) -> u64) {
+    let LockState::Unclaimed(at, len) = entry.lock else { return };
+    let Some(backing) = entry.plan.backing() else { return };
+    let range = RangeLock { backing, at, len, alone: false, reactor: io.reactor };
+    entry.lock = LockState::Claimed(lock(range));
 }
 
 /// Returns the operation of a request that waits, if its lock is granted.
@@ -142,20 +139,13 @@ pub(super) fn end_op(entry: &mut Request, io: &Io<'_>) {
 pub(super) fn unlock(entry: &mut Request, io: &Io<'_>) {
     match std::mem::take(&mut entry.lock) {
         LockState::None | LockState::Unclaimed(..) => {}
-        LockState::Awaited(..) => io.shared.range_locks.settled(),
         LockState::Claimed(ticket) => io.shared.range_locks.give_up(ticket),
     }
 }
 
-/// Marks all changes in progress without a lock, for which a fused command waits; returns their
-/// number.
-pub(super) fn await_unclaimed(requests: &mut Requests) -> u32 {
-    let mut count = 0;
+/// Locks the blocks of all changes in progress that began without a lock.
+pub(super) fn claim_begun(requests: &mut Requests, io: &Io<'_>) {
     for entry in requests.iter_mut() {
-        if let LockState::Unclaimed(at, len) = entry.lock {
-            entry.lock = LockState::Awaited(at, len);
-            count += 1;
-        }
+        lock_begun(entry, io, |lock| io.shared.range_locks.claim_begun(lock));
     }
-    count
 }

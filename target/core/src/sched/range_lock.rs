@@ -3,9 +3,10 @@
 //!
 //! While no fused command is in progress, a command that changes blocks takes no lock and only reads a
 //! flag. The first fused command sets that flag. From then on each change locks its blocks before it is
-//! submitted to a device, and every reactor reports how many of its submitted changes hold no lock. When
-//! those have completed, and no other lock covers its blocks, the fused command has them exclusively.
-//! After many changes without a fused command the flag is cleared.
+//! submitted to a device, and every reactor locks those of the changes that it has submitted without a
+//! lock. When all reactors have, and no other lock covers its blocks, the fused command has them
+//! exclusively. (It does not wait for changes of other blocks: their device may hang.) After many changes
+//! without a fused command the flag is cleared.
 //!
 //! A command that changes blocks which cannot be read ([`crate::subsystem::bad_blocks`]) locks them like a
 //! fused one until their marks are removed: otherwise an older write, which the marks hide, could be
@@ -54,6 +55,9 @@ const FUSED: u8 = 1;
 /// Changes of some devices need one: closed connections have operations there.
 const LEFT: u8 = 2;
 
+/// Bit of the tickets of changes that began without a lock: they precede every request.
+const BEGUN: u64 = 1 << 63;
+
 /// The block range that a command changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RangeLock {
@@ -94,8 +98,8 @@ struct Table {
     waiting: IntervalIndex,
     last: u64,
     watched: bool,
-    /// Reactors that have not reported yet, and changes in progress without a lock.
-    awaited: u64,
+    /// Reactors that have not locked their changes in progress yet.
+    awaited: usize,
     /// Changes since the last fused command.
     calm: u32,
 }
@@ -222,17 +226,26 @@ impl RangeLocks {
         self.grant(met, &mut table);
     }
 
-    /// Records the report of a reactor: it locks all changes from now on, and has `unclaimed`
-    /// changes without a lock at its devices. Each of them ends with [`RangeLocks::settled`].
-    pub fn settle(&self, unclaimed: u32) {
+    /// Locks the blocks of a change that a device has, and that began without a lock; returns the
+    /// ticket. Only fused commands wait for it.
+    #[must_use]
+    pub fn claim_begun(&self, claim: RangeLock) -> u64 {
         let mut table = lock(&self.table);
-        table.awaited += u64::from(unclaimed);
-        self.await_less(&mut table);
+        let ticket = table.next_ticket() | BEGUN;
+        table.entries.insert(ticket, LockEntry { claim, granted: true, left: false });
+        table.shared.insert(ticket, &claim);
+        ticket
     }
 
-    /// Records that a change without a lock has completed.
-    pub fn settled(&self) {
-        self.await_less(&mut lock(&self.table));
+    /// Records the report of a reactor: it locks all changes from now on, and has locked those in
+    /// progress.
+    pub fn settle(&self) {
+        let mut table = lock(&self.table);
+        table.awaited = table.awaited.saturating_sub(1);
+        if table.awaited == 0 && !table.alone.is_empty() {
+            let all = table.waiting.tickets().collect();
+            self.grant(all, &mut table);
+        }
     }
 
     #[cold]
@@ -246,7 +259,7 @@ impl RangeLocks {
         table.calm = 0;
         if !table.watched {
             table.watched = true;
-            table.awaited = self.reactors.len() as u64;
+            table.awaited = self.reactors.len();
             self.watching.fetch_or(FUSED, Ordering::Relaxed);
             self.round.fetch_add(1, Ordering::Release);
             self.reactors.iter().for_each(|reactor| reactor.wake());
@@ -273,14 +286,6 @@ impl RangeLocks {
             true => self.watching.fetch_and(!LEFT, Ordering::Relaxed),
             false => self.watching.fetch_or(LEFT, Ordering::Relaxed),
         };
-    }
-
-    fn await_less(&self, table: &mut Table) {
-        table.awaited = table.awaited.saturating_sub(1);
-        if table.awaited == 0 && !table.alone.is_empty() {
-            let all = table.waiting.tickets().collect();
-            self.grant(all, table);
-        }
     }
 
     /// Grants those of these locks with which nothing conflicts any more.
@@ -329,7 +334,8 @@ impl Table {
     /// Whether no earlier request, granted or not, conflicts with this one, nor a lock of a closed
     /// connection.
     fn is_free(&self, ticket: u64, claim: &RangeLock) -> bool {
-        let meets = |spans: &IntervalIndex| spans.meeting(claim).any(|earlier| earlier < ticket);
+        let precedes = |other: u64| other < ticket || other & BEGUN != 0;
+        let meets = |spans: &IntervalIndex| spans.meeting(claim).any(precedes);
         if self.left.meeting(claim).next().is_some() {
             return false;
         }
@@ -372,8 +378,8 @@ mod tests {
         let exclusion = RangeLocks::new(vec![a.waker(), b.waker()]);
         if watched {
             let (ticket, _) = exclusion.claim(alone(1 << 40, 0));
-            exclusion.settle(0);
-            exclusion.settle(0);
+            exclusion.settle();
+            exclusion.settle();
             exclusion.give_up(ticket);
             to_a.hush();
             to_b.hush();
@@ -382,23 +388,32 @@ mod tests {
     }
 
     #[test]
-    fn the_first_fused_command_waits_for_all_writes_without_a_lock() {
+    fn the_first_fused_command_waits_for_unlocked_writes_of_its_blocks() {
         let (exclusion, message) = exclusion(false);
         assert!(!exclusion.is_watching(DeviceId(0)));
         let (ticket, granted) = exclusion.claim(alone(0, 1));
         assert!(!granted && exclusion.is_watching(DeviceId(0)) && exclusion.round() == 1);
         assert!(message.iter().all(Mailbox::hush), "all reactors are asked to look");
-        exclusion.settle(2);
-        exclusion.settled();
-        exclusion.settle(0);
+        let elsewhere = [shared(4096), RangeLock { backing: DeviceId(1), ..shared(0) }];
+        let elsewhere = elsewhere.map(|claim| exclusion.claim_begun(claim));
+        let here = [0, 0].map(|at| exclusion.claim_begun(shared(at)));
+        assert!(may_write(&exclusion, 4096) && !may_write(&exclusion, 0));
+        exclusion.settle();
+        exclusion.give_up(here[0]);
+        exclusion.settle();
         assert!(!exclusion.is_granted(ticket), "one is still under way");
         assert!(!message[1].hush());
-        exclusion.settled();
+        exclusion.give_up(here[1]);
         assert!(exclusion.is_granted(ticket) && message[1].hush() && !message[0].hush());
         exclusion.give_up(ticket);
-        let (ticket, granted) = exclusion.claim(alone(0, 1));
-        assert!(granted && exclusion.round() == 1, "changes are watched already");
-        exclusion.give_up(ticket);
+        let lock = exclusion.lock_device(DeviceId(0));
+        assert!(!lock.is_granted() && exclusion.round() == 1, "changes are watched already");
+        exclusion.leave_claimed(elsewhere[0]);
+        assert!(!lock.is_granted() && !may_write(&exclusion, 4096));
+        exclusion.give_up(elsewhere[0]);
+        assert!(lock.is_granted(), "the rest is at another device");
+        drop(lock);
+        exclusion.give_up(elsewhere[1]);
     }
 
     #[test]
@@ -456,8 +471,8 @@ mod tests {
         assert_eq!(changes, CALM + 1);
         let (ticket, granted) = exclusion.claim(alone(0, 0));
         assert!(!granted && exclusion.round() == 2);
-        exclusion.settle(0);
-        exclusion.settle(0);
+        exclusion.settle();
+        exclusion.settle();
         assert!(exclusion.is_granted(ticket));
     }
 
