@@ -125,9 +125,22 @@ impl BackingDevice {
             return condition;
         }
         let Some(hold) = &self.hold else { return Condition::Sound };
+        self.condition(hold, thorough, || hold.len_bytes(self.kind, self.health.allocation()))
+    }
+
+    /// The condition of a store whose size `measure` finds. The namespace may get another size
+    /// meanwhile, for which the store was resized before or is resized afterwards: the smaller one
+    /// counts.
+    pub(super) fn condition(
+        &self,
+        hold: &Hold,
+        thorough: bool,
+        measure: impl FnOnce() -> std::io::Result<u64>,
+    ) -> Condition {
+        let before = self.size_bytes();
+        let served_bytes = || before.min(self.size_bytes());
         let look = || -> std::io::Result<u64> {
-            let bytes = hold.len_bytes(self.kind, self.health.allocation())?;
-            let size_bytes = self.size_bytes();
+            let (bytes, size_bytes) = (measure()?, served_bytes());
             self.is_long(bytes);
             if !thorough || bytes < size_bytes {
                 return Ok(bytes);
@@ -135,7 +148,7 @@ impl BackingDevice {
             Ok(hold.probe_ends(size_bytes, self.block_size_bytes())?.unwrap_or(bytes))
         };
         match look() {
-            Ok(bytes) if bytes < self.size_bytes() => Condition::Shortened(bytes),
+            Ok(bytes) if bytes < served_bytes() => Condition::Shortened(bytes),
             Ok(_) => Condition::Sound,
             Err(error) => Condition::Failing(error.raw_os_error().unwrap_or(libc::EIO)),
         }

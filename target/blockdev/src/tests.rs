@@ -463,6 +463,31 @@ fn pending_io_beyond_a_reduced_size_is_out_of_range() {
     assert!(cut.advance(0, &stage.backing) != outside);
 }
 
+/// The monitor has looked at the file before it was extended, or before the namespace was made
+/// smaller and the file truncated.
+#[test]
+fn a_file_that_is_resized_while_it_is_examined_is_not_shortened() {
+    let dir = directory();
+    let path = dir.path().join("disk.img");
+    let backing = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
+    let hold = backing.hold.as_ref().unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    for (first, then, found) in [(1 << 20, 2 << 20, 1 << 20), (2 << 20, 1 << 20, 1 << 20)] {
+        for thorough in [false, true] {
+            file.set_len(first).unwrap();
+            backing.resize(first);
+            let measure = || {
+                file.set_len(then)?;
+                backing.resize(then);
+                Ok(found)
+            };
+            assert_eq!(backing.condition(hold, thorough, measure), Condition::Sound);
+        }
+    }
+    file.set_len(1 << 19).unwrap();
+    assert_eq!(backing.inspect(true), Condition::Shortened(1 << 19));
+}
+
 #[test]
 fn a_file_is_shared_only_if_all_openers_configure_sharing() {
     let directory = directory();
