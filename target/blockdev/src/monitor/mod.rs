@@ -419,7 +419,16 @@ impl Shared {
 
     /// Replaces a removed store by what is at its path now.
     fn replace(&self, device: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
-        let fresh = gone.open_again(&device.config(), false).map_err(|error| error.to_string())?;
+        let fresh = gone.open_again(&device.config(), false).map_err(|error| {
+            let is_there = gone.image().is_none() && !gone.has_moved(&device.config);
+            match error.may_pass && is_there {
+                // Its lock, which this daemon has, prevents that it is opened again.
+                true => "the same device is at its path: it is served when it has its size again \
+                         and answers"
+                    .to_owned(),
+                false => error.to_string(),
+            }
+        })?;
         self.exchange(device, gone, fresh)?;
         info!("{}: {} is available again, I/O resumed", device.place, gone.name());
         Ok(())

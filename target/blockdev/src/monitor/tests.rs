@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rdma::{Buf, Pool, PoolPlan};
 
 use crate::monitor::*;
+use crate::uring::tests::Loop;
 use crate::uring::{Ring, RingLimits};
 use crate::{BackingConfig, BackingKind, BlockDevice, Detached, Health, IoCompletion, IoRequest};
 
@@ -94,6 +95,11 @@ impl Bench {
 
     /// With the file of a directory.
     pub(super) fn at(directory: &Path) -> Bench {
+        Bench::of(directory, directory.join("disk.img"))
+    }
+
+    /// With a file or device.
+    fn of(directory: &Path, path: PathBuf) -> Bench {
         let plan = PoolPlan::without_receives(0, 1 << 20, 1 << 16);
         let pool = Pool::new(plan).unwrap();
         let limits = RingLimits { ops: 16, backings: 4 };
@@ -101,7 +107,7 @@ impl Bench {
         let mut ring = Ring::new(pool.region().clone(), limits, engine).unwrap();
         let (sender, answers) = mpsc::channel();
         let config = BackingConfig {
-            kind: BackingKind::File { path: directory.join("disk.img"), size: Some(SIZE) },
+            kind: BackingKind::File { path, size: Some(SIZE) },
             block_size_bytes: 512,
             read_only: false,
             shared: false,
@@ -286,6 +292,31 @@ fn a_shortened_file_is_detected_without_io_and_served_after_trust() {
     assert_eq!((bench.read(0), bench.read(SIZE - 4096)), (Ok(0x11), Ok(0)));
     assert_eq!((bench.write(0, 0x44), bench.flush()), (Ok(()), Ok(())));
     assert!(bench.pool.is_full());
+}
+
+/// It cannot be opened again, because this daemon has its lock.
+#[test]
+#[ignore = "needs root and a loop device"]
+fn a_device_that_shrinks_is_not_reported_as_in_use_and_served_with_its_size() {
+    let directory = crate::testing::directory();
+    let image = fs::File::create(directory.path().join("image")).unwrap();
+    image.set_len(SIZE).unwrap();
+    let device = Loop::new(&directory.path().join("image"), 512);
+    let mut bench = Bench::of(directory.path(), PathBuf::from(&device.0));
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    let resize = |bytes| {
+        image.set_len(bytes).unwrap();
+        let adopted = std::process::Command::new("losetup").args(["-c", &device.0]).status();
+        assert!(adopted.unwrap().success());
+    };
+    resize(SIZE / 2);
+    bench.until("it is down", |bench| bench.device.health().is_down());
+    bench.monitor.shared.look(&bench.device);
+    let reason = lock(&bench.device.check).last_reason.clone();
+    assert!(reason.starts_with("the same device is at its path"), "{reason}");
+    resize(SIZE);
+    bench.until("it is up", |bench| !bench.device.health().is_down());
+    assert_eq!((bench.read(0), bench.flush()), (Ok(0x11), Ok(())));
 }
 
 #[test]

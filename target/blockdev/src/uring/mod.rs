@@ -50,7 +50,7 @@ pub mod sqe;
 pub(crate) mod sync_group;
 mod sync_slots;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod threads;
 mod worker_quota;
 

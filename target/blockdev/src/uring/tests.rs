@@ -551,10 +551,10 @@ fn agree(
 }
 
 /// A loop device, removed on drop.
-struct Loop(String);
+pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    fn new(image: &Path, sector: u32) -> Loop {
+    pub(crate) fn new(image: &Path, sector: u32) -> Loop {
         let made = std::process::Command::new("losetup")
             .args(["--find", "--show", "--direct-io=on", "--sector-size", &sector.to_string()])
             .arg(image)
