@@ -6,8 +6,8 @@
 //! crash finds the old contents before the exchange, and those of the snapshot after it.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -130,7 +130,9 @@ fn path_of(device: &MonitoredDevice, old: &BackingDevice) -> Result<PathBuf, Ref
 /// Opens a snapshot, which nobody may write to meanwhile.
 fn open_snapshot(path: &Path, old: &BackingDevice) -> Result<File, ReflinkError> {
     let open = |error| failed("open", path, &error);
-    let file = File::open(path).map_err(open)?;
+    // A named pipe would wait for a writer, with all changes of hosts behind it.
+    let nonblocking = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = nonblocking.map_err(open)?;
     let found = file.metadata().map_err(open)?;
     if !found.is_file() {
         let sentence = format!("{} is no file", path.display());

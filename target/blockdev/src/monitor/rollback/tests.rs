@@ -76,6 +76,16 @@ fn a_refused_rollback_changes_nothing() {
     assert_eq!(fs::read(&left).unwrap(), b"precious");
 }
 
+/// To open one for reading waits until another process writes to it.
+#[test]
+fn a_named_pipe_is_no_snapshot_and_delays_nothing() {
+    let mut bench = Bench::new();
+    let pipe = bench.path().with_file_name("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let error = bench.roll_back(&pipe).unwrap_err();
+    assert!(error.sentence.ends_with("is no file"), "{error}");
+}
+
 /// A format after the snapshot has changed it: the data would be found at other block addresses.
 #[test]
 fn a_snapshot_of_another_block_size_is_refused_before_it_is_copied() {
