@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nvme::Nqn;
+use nvme::{Nqn, Status};
 use tracing::info;
 
 use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
@@ -19,6 +19,7 @@ use crate::core::registry::ConnectBarrier;
 use crate::core::sched::range_lock::{DeviceLock, RangeLocks};
 use crate::core::shared::Shared;
 use crate::core::subsystem::Namespace;
+use crate::core::subsystem::write_protect::WriteProtectGuard;
 
 /// How long changes of hosts wait for earlier ones: a device that hangs must not stop others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -83,23 +84,47 @@ impl<'a> FileNamespace<'a> {
         snapshot: &Path,
         force: bool,
     ) -> Result<(), ReflinkError> {
-        let barrier = self.refuse_connects(force)?;
+        let excluded = self.exclude(force)?;
         let (lock, _) = self.lock(&self.device.backing())?;
         self.check()?;
         monitor.roll_back(&self.device, snapshot)?;
-        drop((lock, barrier));
+        drop((lock, excluded));
         let (nqn, nsid) = (&self.nqn, self.nsid);
         info!(subsystem = %nqn, nsid, snapshot = %snapshot.display(), "rolled back");
         Ok(())
     }
 
-    /// Has Connects of hosts to its subsystem refused until the result is dropped.
+    /// Has Connects of hosts to its subsystem refused until the result is dropped, and requests to
+    /// protect, format or delete the namespace.
     ///
     /// # Errors
-    /// A host uses the subsystem, and not `force`.
-    pub(crate) fn refuse_connects(&self, force: bool) -> Result<ConnectBarrier<'_>, ReflinkError> {
-        let excluded = self.shared.registry.refuse_connects(&self.nqn, force);
-        excluded.map_err(|(host, count)| {
+    /// A host uses the subsystem, and not `force`; or it is write-protected, or such a request is in
+    /// progress.
+    pub(crate) fn exclude(
+        &self,
+        force: bool,
+    ) -> Result<(ConnectBarrier<'_>, WriteProtectGuard), ReflinkError> {
+        let barrier = self.refuse_connects(force)?;
+        let subsystem = self.shared.registry.subsystem(&self.nqn);
+        let namespace = subsystem.as_ref().and_then(|it| it.namespace(self.nsid).ok());
+        let protection = namespace.map(|it| &it.protection).ok_or_else(not_served)?;
+        let guard = protection.hold().map_err(|status| match status {
+            Status::FORMAT_IN_PROGRESS => {
+                let sentence = "a host formats or deletes it, or it is being rolled back";
+                ReflinkError::new(sentence, "try again afterwards")
+            }
+            _ => {
+                let remedy = "`nvmfctl namespace unprotect` first, where that is possible; or serve \
+                              a clone";
+                ReflinkError::new("it is write-protected", remedy)
+            }
+        })?;
+        Ok((barrier, guard))
+    }
+
+    fn refuse_connects(&self, force: bool) -> Result<ConnectBarrier<'_>, ReflinkError> {
+        let refusing = self.shared.registry.refuse_connects(&self.nqn, force);
+        refusing.map_err(|(host, count)| {
             let sentence = format!(
                 "{count} controllers of hosts use {}, one of {host}: what they have in memory \
                  would be written over the snapshot",
@@ -146,9 +171,7 @@ fn lock_device<'a>(
 fn check(namespace: Option<&Namespace>, device: &MonitoredDevice) -> Result<(), ReflinkError> {
     let refused = |sentence: &str, remedy| Err(ReflinkError::new(sentence, remedy));
     let namespace = namespace.filter(|it| it.backing == device.id);
-    let Some(namespace) = namespace else {
-        return refused("it is not served", "see `nvmfctl namespace list`");
-    };
+    let namespace = namespace.ok_or_else(not_served)?;
     match device.backing().kind() {
         Kind::File => {}
         Kind::Device => {
@@ -175,6 +198,10 @@ fn check(namespace: Option<&Namespace>, device: &MonitoredDevice) -> Result<(), 
         return refused("it has blocks marked as unreadable, which a copy would not have", remedy);
     }
     Ok(())
+}
+
+fn not_served() -> ReflinkError {
+    ReflinkError::new("it is not served", "see `nvmfctl namespace list`")
 }
 
 fn failed(sentence: &str) -> ReflinkError {

@@ -154,15 +154,18 @@ impl Protection {
         Ok(self.state.swap(state.0, Ordering::AcqRel) != state.0)
     }
 
-    /// Prevents changes of the state while the namespace is formatted, until the returned value is
-    /// dropped. For one caller at a time.
+    /// Prevents changes of the state while the namespace is formatted, deleted or rolled back, until
+    /// the returned value is dropped.
     ///
     /// # Errors
-    /// Namespace is Write Protected.
+    /// Namespace is Write Protected; Format in Progress while another caller holds it.
     pub fn hold(self: &Arc<Self>) -> Result<WriteProtectGuard, Status> {
         let mut held = self.held();
         if self.is_on() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        if *held {
+            return Err(Status::FORMAT_IN_PROGRESS);
         }
         *held = true;
         Ok(WriteProtectGuard(Arc::clone(self)))

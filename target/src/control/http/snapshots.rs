@@ -113,7 +113,7 @@ pub(super) async fn roll_back(
     let place = format!("namespace {nsid} of {nqn} is not rolled back");
     let differences = vec![format!("~ namespace {nsid} of {nqn}: has the contents of {path}")];
     let done = source.run(place, move |file, monitor| match dry_run {
-        true => file.refuse_connects(force).map(drop),
+        true => file.exclude(force).map(drop),
         false => file.roll_back(monitor, &PathBuf::from(path), force),
     });
     done.await?;

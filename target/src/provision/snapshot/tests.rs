@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use nvme::Status;
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use nvme::feature::WriteProtectState;
 use tempfile::tempdir;
 
 use crate::blockdev::DeviceId;
@@ -87,4 +88,27 @@ fn a_rollback_is_refused_while_the_size_of_the_file_is_being_changed() {
     provisioner.lock().unwrap().adopt(transition, Vec::new());
     assert_eq!(device.backing().size_bytes(), bytes);
     assert!(roll_back().sentence.contains("missing"));
+}
+
+/// Whoever protects it, formats it or deletes it does so before or after that.
+#[test]
+fn a_rollback_excludes_write_protection_and_formats_and_is_refused_after_them() {
+    let directory = tempdir().unwrap();
+    let (provisioner, _) = provisioner(&config(directory.path(), 4096, ""));
+    let (shared, monitor, device) = served(&provisioner);
+    let file = FileNamespace::new(&shared, nqn(), 1, device).unwrap();
+    let snapshot = directory.path().join("missing");
+    let roll_back = || file.roll_back(&monitor, &snapshot, false).unwrap_err().sentence;
+    let subsystem = shared.registry.subsystem(&nqn()).unwrap();
+    let protection = Arc::clone(&subsystem.namespace(1).unwrap().protection);
+    let excluded = file.exclude(false).unwrap();
+    assert_eq!(protection.change(WriteProtectState::PROTECTED), Err(Status::FORMAT_IN_PROGRESS));
+    assert_eq!(protection.hold().map(drop), Err(Status::FORMAT_IN_PROGRESS));
+    assert_eq!(roll_back(), "a host formats or deletes it, or it is being rolled back");
+    drop(excluded);
+    assert!(roll_back().contains("missing"));
+    for state in [WriteProtectState::PROTECTED, WriteProtectState::PERMANENT] {
+        assert_eq!(protection.change(state), Ok(true));
+        assert_eq!(roll_back(), "it is write-protected");
+    }
 }
