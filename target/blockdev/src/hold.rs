@@ -1,10 +1,11 @@
 //! Exclusive use of a backing store while it is served: a lock, an exclusive open, an owner file.
 
+use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
 
@@ -134,6 +135,27 @@ impl Drop for Hold {
 pub(super) fn is_same(there: &Metadata, file: &File) -> bool {
     let identity = |meta: &Metadata| (meta.dev(), meta.ino(), meta.rdev());
     file.metadata().is_ok_and(|here| identity(there) == identity(&here))
+}
+
+/// The name of the copy of a snapshot until a rollback exchanges it with the file at `path`, and of
+/// the former file from then on until that is removed: a hidden file in the same directory.
+pub fn rollback_copy(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".nvmfd-rollback");
+    path.with_file_name(name)
+}
+
+/// Says what a rollback has left beside a file, if it was interrupted.
+pub(super) fn interrupted_rollback(path: &Path) -> Option<String> {
+    let left = rollback_copy(&fs::canonicalize(path).ok()?);
+    left.symlink_metadata().ok()?;
+    Some(format!(
+        "{} is left of a rollback that was interrupted: it has what {} had before, or else a copy of \
+         the snapshot; look at both, and remove it",
+        left.display(),
+        path.display()
+    ))
 }
 
 /// Opens a block device exclusively, so that it cannot be mounted or become part of another device.

@@ -18,7 +18,9 @@ use tracing::warn;
 use super::backing::{BackingConfig, BackingKind, Geometry, Kind};
 use super::ceph::{ClusterConfig, ImageName};
 use super::device::BackingDevice;
-use super::hold::{Hold, Stamp, claim_device, is_same, lock, read_block, shares};
+use super::hold::{
+    Hold, Stamp, claim_device, interrupted_rollback, is_same, lock, read_block, shares,
+};
 use super::media_properties::{Below, is_on_tmpfs};
 use super::open_error::{OpenError, failed, place, refused};
 use super::owner_file::{self, Daemon, Owner};
@@ -471,6 +473,10 @@ fn inspect(
     }
     check_shape(name, bytes, config.block_size_bytes)?;
     probe_alignment(file, path, name, meta.dev(), config.block_size_bytes)?;
+    // Not while one is in progress.
+    if let Some(left) = before.is_none().then(|| interrupted_rollback(path)).flatten() {
+        warn!("{left}");
+    }
     Ok((kind, bytes, found_bytes))
 }
 

@@ -489,6 +489,18 @@ fn a_file_that_is_resized_while_it_is_examined_is_not_shortened() {
 }
 
 #[test]
+fn leftovers_of_an_interrupted_rollback_are_reported() {
+    let dir = directory();
+    let (path, link) = (dir.path().join("disk.img"), dir.path().join("link"));
+    fs::write(&path, [0; 4096]).unwrap();
+    symlink(&path, &link).unwrap();
+    assert_eq!(hold::interrupted_rollback(&link), None);
+    fs::write(dir.path().join(".disk.img.nvmfd-rollback"), "").unwrap();
+    let sentence = hold::interrupted_rollback(&link).unwrap();
+    assert_says(&sentence, &["/.disk.img.nvmfd-rollback is left", "what", "link had before"]);
+}
+
+#[test]
 fn a_file_is_shared_only_if_all_openers_configure_sharing() {
     let directory = directory();
     let kind = BackingKind::File { path: directory.path().join("disk"), size: Some(1 << 20) };

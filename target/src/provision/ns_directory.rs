@@ -2,6 +2,7 @@
 //! serializes them.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +12,7 @@ use std::sync::{Mutex, TryLockError};
 use tracing::{error, info};
 use uuid::Uuid;
 
-use crate::blockdev::lock;
+use crate::blockdev::{lock, rollback_copy};
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 use crate::state::record::StateDir;
 
@@ -137,7 +138,15 @@ impl NamespaceDirectory {
     pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
         let _unwritten = lock(&self.unwritten);
         self.is_in_place()?;
-        uuids.iter().try_for_each(|uuid| StateDir(&self.path).remove(&format!("{uuid}.img")))
+        let directory = StateDir(&self.path);
+        uuids.iter().try_for_each(|uuid| {
+            // What a rollback that was interrupted has left of it.
+            let left = rollback_copy(&self.image(*uuid));
+            if let Some(name) = left.file_name().and_then(OsStr::to_str).filter(|_| left.exists()) {
+                directory.remove(name)?;
+            }
+            directory.remove(&format!("{uuid}.img"))
+        })
     }
 
     /// Fails if its path leads to another directory than the one that was opened.

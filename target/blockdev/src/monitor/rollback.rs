@@ -5,7 +5,6 @@
 //! served of the new file before, so a commit that fails exchanges the names again. A start after a
 //! crash finds the old contents before the exchange, and those of the snapshot after it.
 
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use tracing::error;
 
 use super::{DeviceMonitor, MonitoredDevice, Shared};
 use crate::crash_point::crash_point;
+use crate::hold::rollback_copy;
 use crate::reflink::snapshot_block_size_bytes;
 use crate::{BackingDevice, BackingKind, Condition, Kind, Reflink, ReflinkError, durable};
 
@@ -47,7 +47,7 @@ impl Shared {
         let old = device.backing();
         let path = path_of(device, &old)?;
         let source = open_snapshot(snapshot, &old)?;
-        let temporary = beside(&path);
+        let temporary = rollback_copy(&path);
         if temporary.symlink_metadata().is_ok() {
             let sentence = format!("{} is left of an earlier rollback", temporary.display());
             return Err(ReflinkError::new(sentence, "remove it, unless you miss what it has"));
@@ -160,14 +160,6 @@ fn open_snapshot(path: &Path, old: &BackingDevice) -> Result<File, ReflinkError>
         return Err(ReflinkError::new(sentence, "remove that namespace, or make it read-only"));
     }
     Ok(file)
-}
-
-/// The name of the copy until it is exchanged: a hidden file in the same directory.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(".nvmfd-rollback");
-    path.with_file_name(name)
 }
 
 fn failed(tried: &str, path: &Path, error: &std::io::Error) -> ReflinkError {

@@ -12,16 +12,17 @@ fn a_reopened_catalog_removes_images_of_unfinished_requests() {
     let (mut catalog, lines) = opened(directory.path());
     assert!(lines.is_empty() && catalog.record().entries.is_empty());
     let unsettled = catalog.image(*sample().unsettled.first().unwrap());
+    let left = crate::blockdev::rollback_copy(&unsettled);
     let foreign = directory.path().join("other.img");
     let made: Vec<PathBuf> = sample().entries.values().map(|e| catalog.image(e.uuid)).collect();
-    for path in made.iter().chain([&unsettled, &foreign]) {
+    for path in made.iter().chain([&unsettled, &left, &foreign]) {
         fs::write(path, [0; 512]).unwrap();
     }
     catalog.keep(sample()).unwrap();
     drop(catalog);
     let (catalog, lines) = opened(directory.path());
     assert_eq!(catalog.record().entries, sample().entries);
-    assert!(catalog.record().unsettled.is_empty() && !unsettled.exists());
+    assert!(catalog.record().unsettled.is_empty() && !unsettled.exists() && !left.exists());
     assert!(made.iter().all(|path| path.exists()) && foreign.exists());
     assert_eq!(lines.len(), 1);
     assert!(lines[0].contains("other.img belongs to no namespace"), "{}", lines[0]);

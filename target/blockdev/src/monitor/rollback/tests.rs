@@ -1,6 +1,7 @@
 //! Rollbacks on the file system of the tests: complete where it has reflinks, as in the guest with
 //! an XFS (`flow-snapshots`), and otherwise refused.
 
+use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::crash_point::testing::{kill_before, killed_process, run_before, run_killed};
