@@ -361,7 +361,10 @@ impl Shared {
         let (backing, health) = (device.backing(), &device.health);
         let thorough = health.is_suspect() || health.is_down();
         health.clear_suspicion();
-        device.check_path(&backing);
+        // A rollback exchanges what is at its path, and then what is served.
+        if !device.reopening.load(Ordering::Relaxed) {
+            device.check_path(&backing);
+        }
         let moved = || backing.has_moved(&device.config);
         let condition = backing.inspect(thorough);
         self.look_at_space(device, &backing);

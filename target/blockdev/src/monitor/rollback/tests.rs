@@ -128,6 +128,16 @@ fn a_failed_rollback_restores_the_old_file() {
     assert_eq!(bench.read(0), Ok(OLD));
 }
 
+#[test]
+fn a_file_is_not_taken_for_replaced_while_it_is_rolled_back() {
+    let Some((mut bench, snapshot)) = with_snapshot() else { return };
+    let (shared, device) = (Arc::clone(&bench.monitor.shared), Arc::clone(&bench.device));
+    // The file and the copy have exchanged their names.
+    let look = move || run_before(2, move || shared.look(&device));
+    assert_eq!(bench.roll_back_after(&snapshot, look), Ok(()));
+    assert_eq!((bench.read(0), bench.device.health().detached()), (Ok(OLD), None));
+}
+
 const OWN: &str = "monitor::rollback::tests::a_rollback_process_is_killed_at_a_given_step";
 
 #[test]
