@@ -10,6 +10,7 @@ use std::process;
 use std::sync::Arc;
 
 use nix::sys::statvfs::fstatvfs;
+use rustix::fs::fgetxattr;
 
 use super::allocation::Allocation;
 use super::backing::{BackingConfig, Kind};
@@ -135,6 +136,16 @@ impl Drop for Hold {
 pub(super) fn is_same(there: &Metadata, file: &File) -> bool {
     let identity = |meta: &Metadata| (meta.dev(), meta.ino(), meta.rdev());
     file.metadata().is_ok_and(|here| identity(there) == identity(&here))
+}
+
+/// Extended attribute of the size of the blocks in which hosts have written a snapshot, in decimal.
+pub(super) const BLOCK_SIZE: &str = "user.nvmfd.block_size";
+
+/// The size of the blocks of a marked snapshot, if it is known.
+pub(super) fn snapshot_block_size_bytes(file: &File) -> Option<u32> {
+    let mut value = [0; 8];
+    let length = fgetxattr(file, BLOCK_SIZE, &mut value).ok()?;
+    str::from_utf8(value.get(..length)?).ok()?.parse().ok()
 }
 
 /// The name of the copy of a snapshot until a rollback exchanges it with the file at `path`, and of

@@ -20,6 +20,7 @@ use super::ceph::{ClusterConfig, ImageName};
 use super::device::BackingDevice;
 use super::hold::{
     Hold, Stamp, claim_device, interrupted_rollback, is_same, lock, read_block, shares,
+    snapshot_block_size_bytes,
 };
 use super::media_properties::{Below, is_on_tmpfs};
 use super::open_error::{OpenError, failed, place, refused};
@@ -473,11 +474,35 @@ fn inspect(
     }
     check_shape(name, bytes, config.block_size_bytes)?;
     probe_alignment(file, path, name, meta.dev(), config.block_size_bytes)?;
+    check_snapshot(file, name, &meta, config)?;
     // Not while one is in progress.
     if let Some(left) = before.is_none().then(|| interrupted_rollback(path)).flatten() {
         warn!("{left}");
     }
     Ok((kind, bytes, found_bytes))
+}
+
+/// Checks that a snapshot, which nobody has made writable, is served read-only, and with its block
+/// size: hosts would change it, or find its blocks at other addresses. (They may have formatted one
+/// that was writable.)
+fn check_snapshot(
+    file: &File,
+    name: &str,
+    meta: &Metadata,
+    config: &BackingConfig,
+) -> Result<(), OpenError> {
+    let refused = |sentence| Err(OpenError::new(sentence));
+    match snapshot_block_size_bytes(file) {
+        Some(_) if !config.read_only && meta.mode() & 0o222 == 0 => refused(format!(
+            "{name} is a snapshot, which hosts would change: set read_only = true, or serve a \
+             clone (`nvmfctl namespace clone`)"
+        )),
+        Some(bytes) if config.read_only && bytes != config.block_size_bytes => refused(format!(
+            "{name} is a snapshot of a namespace with blocks of {bytes} bytes: set block_size = \
+             {bytes}"
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn finish(

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::backing::Kind;
 use super::device::BackingDevice;
-use super::hold::is_same;
+use super::hold::{BLOCK_SIZE, is_same};
 use crate::durable;
 
 /// A copy that has no name yet.
@@ -40,9 +40,6 @@ pub struct ReflinkError {
 /// Extended attribute of a snapshot, and its value.
 const MARK: &str = "user.nvmfd";
 const MARK_VALUE: &[u8; 8] = b"snapshot";
-
-/// Extended attribute of the size of the blocks in which hosts have written a snapshot, in decimal.
-const BLOCK_SIZE: &str = "user.nvmfd.block_size";
 
 /// How long a removal waits until the device of a removed namespace is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -162,13 +159,6 @@ impl Reflink {
             .inspect_err(|_| drop(durable::remove_file(path)))
             .map_err(failed("sync the directory of"))
     }
-}
-
-/// The size of the blocks of a marked snapshot, if it is known.
-pub(crate) fn snapshot_block_size_bytes(file: &File) -> Option<u32> {
-    let mut value = [0; 8];
-    let length = fgetxattr(file, BLOCK_SIZE, &mut value).ok()?;
-    str::from_utf8(value.get(..length)?).ok()?.parse().ok()
 }
 
 /// Removes a file that was marked as a snapshot and that nobody serves; waits for the namespace that

@@ -1,7 +1,7 @@
 //! Tests of opening real files, and of operations without a kernel.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -498,6 +498,30 @@ fn leftovers_of_an_interrupted_rollback_are_reported() {
     fs::write(dir.path().join(".disk.img.nvmfd-rollback"), "").unwrap();
     let sentence = hold::interrupted_rollback(&link).unwrap();
     assert_says(&sentence, &["/.disk.img.nvmfd-rollback is left", "what", "link had before"]);
+}
+
+#[test]
+fn a_snapshot_is_served_read_only_and_in_blocks_of_its_namespace() {
+    let dir = directory();
+    let path = dir.path().join("monday.img");
+    let copy = Reflink::create(&path).unwrap();
+    copy.mark_as_snapshot(512);
+    copy.publish(0o600).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    if hold::snapshot_block_size_bytes(&file).is_none() {
+        // A file system without extended attributes.
+        return;
+    }
+    let read_only = |block| BackingConfig { read_only: true, ..config(&path, None, block) };
+    assert_says(&refusal(&read_only(4096)), &["snapshot of a namespace", "block_size = 512"]);
+    drop(BackingDevice::open(&read_only(512)).unwrap());
+    // The administrator has made it writable, and a host may have formatted it.
+    drop(BackingDevice::open(&config(&path, None, 4096)).unwrap());
+    file.set_permissions(fs::Permissions::from_mode(0o400)).unwrap();
+    let refusal = refusal(&config(&path, None, 512));
+    // The kernel refuses it to other users than root.
+    assert!(["read_only = true", "cannot open"].iter().any(|it| refusal.contains(it)), "{refusal}");
 }
 
 #[test]

@@ -15,8 +15,7 @@ use tracing::error;
 
 use super::{DeviceMonitor, MonitoredDevice, Shared};
 use crate::crash_point::crash_point;
-use crate::hold::rollback_copy;
-use crate::reflink::snapshot_block_size_bytes;
+use crate::hold::{rollback_copy, snapshot_block_size_bytes};
 use crate::{BackingDevice, BackingKind, Condition, Kind, Reflink, ReflinkError, durable};
 
 impl DeviceMonitor {

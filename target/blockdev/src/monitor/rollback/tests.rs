@@ -99,7 +99,7 @@ fn a_snapshot_of_another_block_size_is_refused_before_it_is_copied() {
         copy.publish(0o640).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(bench.device.backing().size_bytes()).unwrap();
-        if crate::reflink::snapshot_block_size_bytes(&file).is_none() {
+        if snapshot_block_size_bytes(&file).is_none() {
             // A file system without extended attributes.
             return;
         }
