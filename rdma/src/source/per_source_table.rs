@@ -2,18 +2,20 @@
 //!
 //! When it is full, the oldest entry of the source with the most entries is evicted. So one source
 //! cannot exclude others; and if very many sources have one entry each, the newest are kept: an
-//! honest peer completes its next step within a round trip, before it is evicted. Peers choose keys
-//! and sources, so all indexes are ordered trees, which have no worst case for an attacker; each
-//! operation takes logarithmic time.
+//! honest peer completes its next step within a round trip, before it is evicted.
+//!
+//! Peers choose keys and sources, and an operation must have no worst case for an attacker. So they
+//! are found by hashes with a random key, and ordered by trees.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 use std::time::Instant;
 
 use super::Source;
 
 /// Key of an entry of a [`PerSourceTable`], which contains its source.
-pub trait SourceKey: Copy + Ord {
+pub trait SourceKey: Copy + Eq + Hash {
     /// The source that the entry is counted for.
     fn source(&self) -> Source;
 }
@@ -24,19 +26,28 @@ impl SourceKey for Source {
     }
 }
 
+/// Index of an entry.
+type Place = u32;
+
 #[derive(Debug)]
-struct Entry<V> {
+struct Entry<K, V> {
+    key: K,
     /// Counts up with every insertion.
     age: u64,
     until: Option<Instant>,
+    /// The next older and the next newer entry of its source.
+    older: Option<Place>,
+    newer: Option<Place>,
     value: V,
 }
 
-/// Entries of a source: their number, and the age of the oldest.
+/// Entries of a source: their number, the oldest and its age, and the newest.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     count: usize,
-    oldest: u64,
+    oldest: Place,
+    oldest_age: u64,
+    newest: Place,
 }
 
 /// Share of a source: the source that is last in this order is evicted from.
@@ -44,7 +55,7 @@ type Rank = (usize, Reverse<u64>, Source);
 
 impl Share {
     fn rank(self, source: Source) -> Rank {
-        (self.count, Reverse(self.oldest), source)
+        (self.count, Reverse(self.oldest_age), source)
     }
 }
 
@@ -52,13 +63,14 @@ impl Share {
 #[derive(Debug)]
 pub struct PerSourceTable<K, V> {
     limit: usize,
-    /// (Boxed, because a tree moves its values.)
-    entries: BTreeMap<K, Box<Entry<V>>>,
-    /// The entries of each source, oldest first.
-    by_source: BTreeMap<(Source, u64), K>,
-    shares: BTreeMap<Source, Share>,
+    places: HashMap<K, Place>,
+    /// The entries of each source are a list, oldest first.
+    entries: Vec<Option<Entry<K, V>>>,
+    /// Places without an entry.
+    free: Vec<Place>,
+    shares: HashMap<Source, Share>,
     ranks: BTreeSet<Rank>,
-    expiry: BTreeSet<(Instant, K)>,
+    expiry: BTreeSet<(Instant, Place)>,
     next_age: u64,
 }
 
@@ -67,9 +79,10 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     pub fn new(limit: usize) -> PerSourceTable<K, V> {
         PerSourceTable {
             limit: limit.max(1),
-            entries: BTreeMap::new(),
-            by_source: BTreeMap::new(),
-            shares: BTreeMap::new(),
+            places: HashMap::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            shares: HashMap::new(),
             ranks: BTreeSet::new(),
             expiry: BTreeSet::new(),
             next_age: 0,
@@ -78,17 +91,17 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     /// Number of entries.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.places.len()
     }
 
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.places.is_empty()
     }
 
     /// Whether the next entry evicts one.
     pub fn is_full(&self) -> bool {
-        self.entries.len() >= self.limit
+        self.len() >= self.limit
     }
 
     /// Number of entries of the source with the most.
@@ -103,45 +116,89 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     /// The oldest entry of `source`.
     pub fn oldest(&self, source: Source) -> Option<(K, &V)> {
-        let key = self.by_source.get(&(source, self.shares.get(&source)?.oldest))?;
-        Some((*key, self.get(key)?))
+        let entry = self.at(self.shares.get(&source)?.oldest)?;
+        Some((entry.key, &entry.value))
     }
 
     /// The value of an entry.
     pub fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).map(|entry| &entry.value)
+        self.at(*self.places.get(key)?).map(|entry| &entry.value)
     }
 
     /// The value of an entry, mutable.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        self.entries.get_mut(key).map(|entry| &mut entry.value)
+        let place = *self.places.get(key)?;
+        self.at_mut(place).map(|entry| &mut entry.value)
     }
 
     /// Adds an entry, and replaces an older one of the same key; it is removed at `until`, if
     /// given. Returns the entry that was evicted.
     pub fn insert(&mut self, key: K, value: V, until: Option<Instant>) -> Option<(K, V)> {
         self.remove(&key);
-        let displaced = if self.entries.len() >= self.limit { self.displace() } else { None };
+        let displaced = if self.is_full() { self.displace() } else { None };
         let age = self.next_age;
         self.next_age += 1;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as Place - 1
+        });
         let source = key.source();
-        let share = self.shares.entry(source).or_insert(Share { count: 0, oldest: age });
-        self.ranks.remove(&share.rank(source));
-        share.count += 1;
+        let mut older = None;
+        let share = match self.shares.get_mut(&source) {
+            Some(share) => {
+                self.ranks.remove(&share.rank(source));
+                older = Some(std::mem::replace(&mut share.newest, place));
+                share.count += 1;
+                *share
+            }
+            None => {
+                let share = Share { count: 1, oldest: place, oldest_age: age, newest: place };
+                self.shares.insert(source, share);
+                share
+            }
+        };
         self.ranks.insert(share.rank(source));
-        self.by_source.insert((source, age), key);
-        self.expiry.extend(until.map(|until| (until, key)));
-        self.entries.insert(key, Box::new(Entry { age, until, value }));
+        if let Some(entry) = older.and_then(|older| self.at_mut(older)) {
+            entry.newer = Some(place);
+        }
+        self.expiry.extend(until.map(|until| (until, place)));
+        self.places.insert(key, place);
+        self.entries[place as usize] = Some(Entry { key, age, until, older, newer: None, value });
         displaced
     }
 
     /// Removes an entry.
     pub fn remove(&mut self, key: &K) -> Option<V> {
-        let entry = self.entries.remove(key)?;
-        self.remove_from_share(key.source(), entry.age);
+        let place = self.places.remove(key)?;
+        let entry = self.entries[place as usize].take()?;
+        self.free.push(place);
         if let Some(until) = entry.until {
-            self.expiry.remove(&(until, *key));
+            self.expiry.remove(&(until, place));
         }
+        let source = key.source();
+        let newer_age = entry.newer.and_then(|newer| {
+            let newer = self.at_mut(newer)?;
+            newer.older = entry.older;
+            Some(newer.age)
+        });
+        if let Some(older) = entry.older.and_then(|older| self.at_mut(older)) {
+            older.newer = entry.newer;
+        }
+        let Some(share) = self.shares.get_mut(&source) else { return Some(entry.value) };
+        self.ranks.remove(&share.rank(source));
+        share.count = share.count.saturating_sub(1);
+        match (entry.older, entry.newer) {
+            (None, None) => {
+                self.shares.remove(&source);
+                return Some(entry.value);
+            }
+            (None, Some(newer)) => {
+                (share.oldest, share.oldest_age) = (newer, newer_age.unwrap_or(entry.age));
+            }
+            (Some(older), None) => share.newest = older,
+            (Some(_), Some(_)) => {}
+        }
+        self.ranks.insert(share.rank(source));
         Some(entry.value)
     }
 
@@ -152,20 +209,21 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     /// The entries with a time of expiry.
     pub(crate) fn expiring(&self) -> impl Iterator<Item = (K, &V)> {
-        self.expiry.iter().filter_map(|(_, key)| Some((*key, self.get(key)?)))
+        let at = |(_, place): &(Instant, Place)| self.at(*place);
+        self.expiry.iter().filter_map(at).map(|entry| (entry.key, &entry.value))
     }
 
     /// Clears the time of expiry of an entry.
     pub fn keep(&mut self, key: &K) {
-        let until = self.entries.get_mut(key).and_then(|entry| entry.until.take());
-        if let Some(until) = until {
-            self.expiry.remove(&(until, *key));
+        let Some(place) = self.places.get(key).copied() else { return };
+        if let Some(until) = self.at_mut(place).and_then(|entry| entry.until.take()) {
+            self.expiry.remove(&(until, place));
         }
     }
 
     /// The time of expiry of an entry.
     pub fn until(&self, key: &K) -> Option<Instant> {
-        self.entries.get(key)?.until
+        self.at(*self.places.get(key)?)?.until
     }
 
     /// The earliest time of expiry.
@@ -191,30 +249,26 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     /// Removes the entry that expires first.
     pub(crate) fn remove_next(&mut self) -> Option<(K, V)> {
-        let (_, key) = *self.expiry.first()?;
-        self.remove(&key).map(|value| (key, value))
+        let (_, place) = *self.expiry.first()?;
+        self.remove_at(place)
     }
 
     fn displace(&mut self) -> Option<(K, V)> {
-        let (_, Reverse(oldest), source) = *self.ranks.last()?;
-        let key = *self.by_source.get(&(source, oldest))?;
+        let (_, _, source) = *self.ranks.last()?;
+        self.remove_at(self.shares.get(&source)?.oldest)
+    }
+
+    fn remove_at(&mut self, place: Place) -> Option<(K, V)> {
+        let key = self.at(place)?.key;
         self.remove(&key).map(|value| (key, value))
     }
 
-    fn remove_from_share(&mut self, source: Source, age: u64) {
-        self.by_source.remove(&(source, age));
-        let Some(share) = self.shares.get_mut(&source) else { return };
-        self.ranks.remove(&share.rank(source));
-        share.count = share.count.saturating_sub(1);
-        if share.count == 0 {
-            self.shares.remove(&source);
-            return;
-        }
-        if share.oldest == age {
-            let mut own = self.by_source.range((source, age)..=(source, u64::MAX));
-            share.oldest = own.next().map_or(age, |((_, oldest), _)| *oldest);
-        }
-        self.ranks.insert(share.rank(source));
+    fn at(&self, place: Place) -> Option<&Entry<K, V>> {
+        self.entries.get(place as usize)?.as_ref()
+    }
+
+    fn at_mut(&mut self, place: Place) -> Option<&mut Entry<K, V>> {
+        self.entries.get_mut(place as usize)?.as_mut()
     }
 }
 
@@ -227,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     struct Key {
         comm: u32,
         remote: IpAddr,
@@ -286,7 +340,7 @@ mod tests {
     }
 
     proptest! {
-        /// After any operations it is bounded, and its five indexes agree.
+        /// After any operations it is bounded, and its indexes agree.
         #[test]
         fn table_indexes_are_consistent_and_bounded(
             steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..8, 0u64..40), 0..200),
@@ -300,18 +354,27 @@ mod tests {
                     _ => { table.insert(key, (), (step == 2).then_some(time)); }
                 }
                 prop_assert!(table.len() <= 9);
-                prop_assert_eq!(table.by_source.len(), table.len());
+                prop_assert_eq!(table.entries.iter().flatten().count(), table.len());
+                prop_assert_eq!(table.free.len() + table.len(), table.entries.len());
+                prop_assert!(table.places.iter().all(|(key, at)| table.at(*at).unwrap().key == *key));
                 let counts = table.shares.values().map(|share| share.count);
                 prop_assert_eq!(counts.sum::<usize>(), table.len());
                 prop_assert_eq!(table.ranks.len(), table.shares.len());
                 for rank in &table.ranks {
-                    let source = rank.2;
-                    prop_assert_eq!(table.shares[&source].rank(source), *rank);
-                    let mut ages = table.by_source.keys().filter(|own| own.0 == source);
-                    prop_assert_eq!(ages.clone().count(), rank.0);
-                    prop_assert_eq!(ages.next(), Some(&(source, rank.1.0)));
+                    let share = table.shares[&rank.2];
+                    prop_assert_eq!(share.rank(rank.2), *rank);
+                    let (mut ages, mut next, mut last) = (Vec::new(), Some(share.oldest), None);
+                    while let Some(place) = next {
+                        let entry = table.at(place).unwrap();
+                        prop_assert_eq!((entry.key.source(), entry.older), (rank.2, last));
+                        ages.push(entry.age);
+                        (last, next) = (next, entry.newer);
+                    }
+                    prop_assert!(ages.is_sorted() && last == Some(share.newest));
+                    prop_assert_eq!((ages.len(), ages[0]), (rank.0, rank.1.0));
                 }
-                let expiring = table.entries.values().filter(|entry| entry.until.is_some());
+                let entries = table.entries.iter().flatten();
+                let expiring = entries.filter(|entry| entry.until.is_some());
                 prop_assert_eq!(table.expiry.len(), expiring.count());
             }
         }

@@ -14,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::config::Config;
+use super::wire::lookup::Table;
 use super::wire::psn::Qpn;
 use crate::Source;
 use crate::limits::DISPLACEMENT;
@@ -116,7 +117,7 @@ pub(super) struct ConnectionManager {
     /// Number of those that are not proven.
     pub(super) unverified: usize,
     pub(super) challenges: RequestTable<Challenge>,
-    pub(super) challenges_by_name: BTreeMap<u32, RequestKey>,
+    pub(super) challenges_by_name: Table<u32, RequestKey>,
     /// Requests from queue pairs that have a connection.
     pub(super) stale_candidates: RequestTable<StaleCandidate>,
     /// Our communication ids of displaced connections that still have a queue pair.
@@ -151,7 +152,7 @@ impl ConnectionManager {
             half_open: RequestTable::new(config.half_open),
             unverified: 0,
             challenges: RequestTable::new(config.challenges),
-            challenges_by_name: BTreeMap::new(),
+            challenges_by_name: Table::default(),
             stale_candidates: RequestTable::new(MAX_STALE_CANDIDATES),
             displaced: Vec::new(),
             next_displacement: None,

@@ -7,7 +7,7 @@ use crate::source::{PerSourceTable, SourceKey};
 
 /// Identity of a connection request, equal for its repetitions: the addresses, the GUID of the
 /// adapter, and the communication id.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct RequestKey {
     // The most distinctive field first, because fields are compared in this order.
     pub(crate) comm: u32,

@@ -278,7 +278,8 @@ impl Endpoint {
     fn challenge(&mut self, now: Instant, request: ConnectRequest, room: Room) {
         self.manager.note_flood(now);
         self.manager.reserve(now, room);
-        let names = (self.random_comm(), self.random_comm());
+        // No connection of the peer has the second one but by chance.
+        let names = (self.random_comm(), (self.entropy)() as u32);
         let (key, challenge) = (request.key(), Challenge { request, names, room });
         self.manager.challenges_by_name.insert(names.0, key);
         if let Some((_, displaced)) =

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Slots by numbers that we have chosen at random: peers cannot cause collisions, so a
-/// multiplication is a sufficient hash, and deterministic.
-pub(crate) type Table<K> = HashMap<K, u32, BuildHasherDefault<Scatter>>;
+/// Slots, or other values, by numbers that we have chosen at random: peers cannot cause collisions, so
+/// a multiplication is a sufficient hash, and deterministic.
+pub(crate) type Table<K, V = u32> = HashMap<K, V, BuildHasherDefault<Scatter>>;
 
 /// The hash of a number: its product with 2^64 divided by the golden ratio.
 #[derive(Default)]

@@ -19,7 +19,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 const MOST_ENTRIES: usize = 1024;
 
 /// A host name, and the source of its connection.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Claimant {
     from: IpAddr,
     host: Nqn,
