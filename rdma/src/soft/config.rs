@@ -55,8 +55,8 @@ pub struct Config {
     /// Maximum of connections that peers have requested and not confirmed. A further request evicts
     /// the oldest one of the source that has the most.
     pub half_open: usize,
-    /// The same for one source, whose own oldest one is evicted. Also the maximum of its requests
-    /// that wait for an answer to a challenge; further ones are dropped until others are answered.
+    /// The same for one source, whose own oldest one is evicted. Also the maximum of challenges that it
+    /// is sent without answering one; further ones are sent at sixteen a second.
     pub half_open_per_source: usize,
     /// Connections of one source that may be established and end without being admitted
     /// ([`crate::Fabric::admit`]). Above that, requests of the source are ignored until time has

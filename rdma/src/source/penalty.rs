@@ -6,13 +6,15 @@
 //! whose penalty exceeds the credit are dropped. Only confirmed connections count, so a forged
 //! address cannot be penalized.
 //!
+//! So does each challenge of a source, until it answers one: the owner of a forged address does.
+//!
 //! A penalty is stored as the time at which it expires.
 
 use std::time::{Duration, Instant};
 
 use super::{PerSourceTable, Source};
 
-/// Penalty of one connection: sixteen expire per second.
+/// Penalty of one connection or challenge: sixteen expire per second.
 const PENALTY: Duration = Duration::from_micros(62_500);
 /// Maximum of penalized sources. Above that, the one whose penalty expires first is removed.
 const MAX_SOURCES: usize = 1024;
@@ -51,6 +53,11 @@ impl SourcePenalty {
             self.penalized.remove_next();
         }
     }
+
+    /// Removes the penalty of a source.
+    pub fn forgive(&mut self, source: Source) {
+        self.penalized.remove(&source);
+    }
 }
 
 #[cfg(test)]
@@ -80,6 +87,9 @@ mod tests {
             penalties.is_blocked(late - PENALTY, address(1))
                 && !penalties.is_blocked(late, address(1))
         );
+        (0..100).for_each(|_| penalties.penalize(late, address(1)));
+        penalties.forgive(address(1));
+        assert!(!penalties.is_blocked(late, address(1)), "at once");
     }
 
     #[test]

@@ -143,7 +143,12 @@ macro_rules! messages {
             }
         }
 
-        /// The communication id of the sender, which is at the same place in all messages.
+        /// Whether a management datagram is a REQ, if it is a message of connection management.
+pub(crate) fn is_request(mad: &[u8; MAD_BYTES]) -> bool {
+    u16::from_be_bytes(piece(mad, 16)) == Request::ATTRIBUTE
+}
+
+/// The communication id of the sender, which is at the same place in all messages.
 pub(crate) fn local_comm_id(mad: &[u8; MAD_BYTES]) -> u32 {
     u32::from_be_bytes(piece(mad, MAD_HEADER_BYTES))
 }

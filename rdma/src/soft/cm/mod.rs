@@ -133,6 +133,8 @@ pub(super) struct ConnectionManager {
     pub(super) penalties: SourcePenalty,
     /// Source address of the last request that was dropped because of a penalty.
     pub(super) barred: Option<IpAddr>,
+    /// Penalties of sources that were challenged and have not answered since.
+    pub(super) unanswered: SourcePenalty,
     pub(super) retries: CmRetransmitter,
     /// Updates of half-open connections whose requests users hold, here or at other endpoints.
     pub(super) updates: RequestUpdates,
@@ -145,6 +147,7 @@ pub(super) struct ConnectionManager {
 
 impl ConnectionManager {
     pub(super) fn new(config: &Config) -> ConnectionManager {
+        let unanswered = u32::try_from(config.half_open_per_source).ok();
         ConnectionManager {
             listeners: Vec::new(),
             by_request: BTreeMap::new(),
@@ -160,6 +163,7 @@ impl ConnectionManager {
             elsewhere: RequestTable::new(MAX_ENDED),
             penalties: SourcePenalty::new(config.vain_per_source),
             barred: None,
+            unanswered: SourcePenalty::new(unanswered),
             retries: CmRetransmitter::default(),
             updates: RequestUpdates::default(),
             flood_until: None,

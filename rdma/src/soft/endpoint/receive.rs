@@ -21,7 +21,9 @@
 //! address, not that it has sent the request.
 //!
 //! A source that confirms connections and is not admitted, again and again, is not served for a while
-//! (`penalties`): this is checked first, as there may be tens of thousands of requests a second.
+//! (`penalties`). Nor is one that does not answer challenges (`unanswered`): after as many as it may have
+//! connections half open, sixteen a second are sent to it until it answers one, which the owner of a forged
+//! address does. Both are checked first, as there may be tens of thousands of requests a second.
 //!
 //! A peer that has not confirmed is never sent more bytes than came from it, with one exception: while
 //! there is no flood, a reply is repeated twice unasked, as it may have been lost; eight times a second in
@@ -37,7 +39,7 @@ use crate::soft::cm::connection::{
 use crate::soft::cm::mad::{MAD_BYTES, MadHeader};
 use crate::soft::cm::message::{
     CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
-    Reply, service_port,
+    Reply, is_request, service_port,
 };
 use crate::soft::cm::request_handle::{RequestHandle, RequestState};
 use crate::soft::cm::{Challenge, HalfOpen, Room};
@@ -59,6 +61,9 @@ impl Endpoint {
         mad: &[u8; MAD_BYTES],
         region: &Region,
     ) -> DatagramOutcome {
+        if let Some(outcome) = self.drops_unread(now, from, mad) {
+            return outcome;
+        }
         let Some((header, message)) = CmMessage::parse(mad) else {
             return DatagramOutcome::Unknown;
         };
@@ -114,6 +119,30 @@ impl Endpoint {
         if known.is_some() { DatagramOutcome::Message } else { DatagramOutcome::Unknown }
     }
 
+    /// The outcome of a request to connect whose source is not served now. There may be tens of
+    /// thousands of them a second.
+    fn drops_unread(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        mad: &[u8; MAD_BYTES],
+    ) -> Option<DatagramOutcome> {
+        if !is_request(mad) {
+            return None;
+        }
+        self.apply_updates(now);
+        if self.manager.penalties.is_blocked(now, from.into()) {
+            self.manager.barred = Some(from);
+            return Some(DatagramOutcome::Barred);
+        }
+        let would_be_challenged = self.manager.unverified >= self.config.unverified;
+        if would_be_challenged && self.manager.unanswered.is_blocked(now, from.into()) {
+            self.manager.note_flood(now);
+            return Some(DatagramOutcome::Crowded);
+        }
+        None
+    }
+
     /// A disconnect request. It is answered also without a connection, because an earlier answer
     /// may have been lost.
     fn on_disconnect(
@@ -152,6 +181,7 @@ impl Endpoint {
         let Some(Challenge { request, room, .. }) = self.manager.challenges.remove(&key) else {
             return DatagramOutcome::Unknown;
         };
+        self.manager.unanswered.forgive(from.into());
         match self.check_request(&request) {
             Ok(private) => self.announce(now, request, private, Some(room)),
             Err(reason) => self.reject_request(&request, reason),
@@ -222,13 +252,8 @@ impl Endpoint {
         if is_link_local(request.from) && !is_on_link {
             return DatagramOutcome::LinkLocal;
         }
-        self.apply_updates(now);
         self.manager.expire(now);
-        if self.manager.penalties.is_blocked(now, request.from.into()) {
-            self.manager.barred = Some(request.from);
-            return DatagramOutcome::Barred;
-        }
-        if self.is_repeated(&request) {
+        if self.is_repeated(now, &request) {
             return DatagramOutcome::Repeated;
         }
         let private = match self.check_request(&request) {
@@ -248,17 +273,16 @@ impl Endpoint {
         request: ConnectRequest,
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
     ) -> DatagramOutcome {
-        let most = self.config.half_open_per_source;
-        let Some(room) = self.manager.room(now, request.from.into(), most) else {
+        let (source, most) = (request.from.into(), self.config.half_open_per_source);
+        let is_challenged = self.manager.unverified >= self.config.unverified;
+        // What a source has not answered yet bounds one that does answer as well.
+        let has_too_many = is_challenged && self.manager.challenges.count_of(source) >= most;
+        let room = self.manager.room(now, source, most).filter(|_| !has_too_many);
+        let Some(room) = room else {
             self.manager.note_flood(now);
             return DatagramOutcome::Crowded;
         };
-        if self.manager.unverified >= self.config.unverified {
-            // A source with so many unanswered challenges will not answer more.
-            if self.manager.challenges.count_of(request.from.into()) >= most {
-                self.manager.note_flood(now);
-                return DatagramOutcome::Crowded;
-            }
+        if is_challenged {
             self.challenge(now, request, room);
             return DatagramOutcome::Doubted;
         }
@@ -287,6 +311,11 @@ impl Endpoint {
         {
             self.manager.challenges_by_name.remove(&displaced.names.0);
         }
+        self.send_challenge(now, &request, names);
+    }
+
+    fn send_challenge(&mut self, now: Instant, request: &ConnectRequest, names: (u32, u32)) {
+        self.manager.unanswered.penalize(now, request.from.into());
         self.send_mad(request.to, request.from, request.challenge(names));
     }
 
@@ -322,7 +351,7 @@ impl Endpoint {
     }
 
     /// Handles a repeated request: the answer was lost, or is not ready yet.
-    fn is_repeated(&mut self, request: &ConnectRequest) -> bool {
+    fn is_repeated(&mut self, now: Instant, request: &ConnectRequest) -> bool {
         let (key, ends) = (request.key(), (request.to, request.from));
         let known = self.manager.by_request.get(&key).copied();
         let phase = known.and_then(|n| self.live(Qp(n))).map(|slot| slot.connection.phase);
@@ -339,8 +368,7 @@ impl Endpoint {
             return true;
         }
         if let Some(challenge) = self.manager.challenges.get(&key) {
-            let mad = request.challenge(challenge.names);
-            self.send_mad(ends.0, ends.1, mad);
+            self.send_challenge(now, request, challenge.names);
             return true;
         }
         phase.is_some()
@@ -530,6 +558,57 @@ mod tests {
             endpoint.copy_payload(&said, pool.region(), &mut payload);
             assert_eq!(payload, asked.reject(reason, &[]));
         }
+    }
+
+    /// A challenge costs a target several times what a request does that it drops, and a table of
+    /// challenges that is full forgets who has not answered.
+    #[test]
+    fn sources_that_answer_no_challenge_are_challenged_sixteen_times_a_second() {
+        let (pool, start) = (pool(), Instant::now());
+        let config =
+            Config { unverified: 0, half_open_per_source: 4, challenges: 8, ..Config::default() };
+        let mut number = 0;
+        let entropy = move || {
+            number += 2;
+            number
+        };
+        let mut endpoint = Endpoint::new(config, Box::new(entropy));
+        let to = IpAddr::from([10, 0, 0, 1]);
+        endpoint.listen(SocketAddr::new(to, 4420));
+        let source = |number| IpAddr::from([10, 0, 1, number]);
+        let ask = |endpoint: &mut Endpoint, now, from, comm| {
+            endpoint.on_message(now, from, to, &request(from, to, comm), pool.region())
+        };
+        // Eight sources with a thousand requests a second each, for two seconds.
+        let mut challenged = [0; 8];
+        for tick in 0..2000 {
+            for (from, count) in (0..8).zip(&mut challenged) {
+                let now = start + Duration::from_millis(tick.into());
+                let outcome = ask(&mut endpoint, now, source(from), tick);
+                *count += u32::from(outcome == DatagramOutcome::Doubted);
+                endpoint.forget_sent();
+                while endpoint.poll_transmit(now, pool.region()).is_some() {}
+            }
+        }
+        assert!(challenged.iter().all(|count| (35..=36).contains(count)), "{challenged:?}");
+
+        // A host starts at one of these addresses: with the first answer it is served as any other.
+        let now = start + Duration::from_millis(2063);
+        let next = (5000..)
+            .find(|comm| ask(&mut endpoint, now, source(1), *comm) == DatagramOutcome::Crowded);
+        assert!(next.is_some_and(|next| (5001..=5002).contains(&next)), "{next:?}");
+        let asked = endpoint.poll_transmit(now, pool.region()).unwrap();
+        let mut mad = Vec::new();
+        endpoint.copy_payload(&asked, pool.region(), &mut mad);
+        let (header, message) = CmMessage::parse(mad.first_chunk().unwrap()).unwrap();
+        let CmMessage::DisconnectRequest(asked) = message else { panic!("{message:?}") };
+        let answer = left(&asked, header.transaction);
+        let outcome = endpoint.on_message(now, source(1), to, &answer, pool.region());
+        assert_eq!(outcome, DatagramOutcome::Message);
+        let later = now + CHALLENGE_TIMEOUT;
+        let asked = (6000..6100).map(|comm| ask(&mut endpoint, later, source(1), comm));
+        let challenged = asked.filter(|outcome| *outcome == DatagramOutcome::Doubted).count();
+        assert_eq!(challenged, 4, "as many as it may have at once");
     }
 
     /// Each of many targets would create a queue pair for it.
