@@ -219,6 +219,11 @@ impl Endpoint {
         self.events.len()
     }
 
+    /// Number of messages of connection management to send.
+    pub(super) fn waiting_messages(&self) -> usize {
+        self.messages.len() - self.messages_sent
+    }
+
     /// Number of connections that peers have requested and not confirmed.
     pub fn half_open(&self) -> usize {
         self.manager.half_open.len()
@@ -321,7 +326,7 @@ impl Endpoint {
     #[inline]
     pub(super) fn has_transmits(&self) -> bool {
         !self.ready.is_empty()
-            || self.messages_sent < self.messages.len()
+            || self.waiting_messages() > 0
             || !self.halted.is_empty()
             || !self.manager.displaced.is_empty()
     }

@@ -36,8 +36,11 @@ pub use socket::SocketBuffers;
 use socket::{Bound, Received};
 pub(super) use sockopt::steered;
 
-/// Maximum of datagrams read from a socket in one poll.
+/// Maximum of trains read from a socket in one poll.
 const TAKEN_AT_ONCE: usize = 64;
+/// Messages of connection management that wait to be sent, after which no more is read in one poll. A
+/// train may have 64 requests to connect, which cost several times what packets do.
+const ENOUGH_MESSAGES: usize = 64;
 /// Maximum of trains that wait for room: those of one batch, or of connection management. Further
 /// ones are dropped, as the network may drop them.
 const MOST_HELD: usize = 1024;
@@ -330,8 +333,8 @@ impl Udp {
         self.own(from).or_else(|| self.sockets.iter().find(covers).map(|bound| &**bound))
     }
 
-    /// Passes datagrams to the endpoint, until it has `events` events, or there are no more.
-    /// Continues after the socket where the last call has stopped, so that a busy socket does not
+    /// Passes datagrams to the endpoint, until it has `events` events or enough messages to send, or
+    /// there are no more. Continues after the socket where the last call has stopped, so that a busy socket does not
     /// delay the others.
     pub(super) fn receive(
         &mut self,
@@ -348,7 +351,9 @@ impl Udp {
         for _ in 0..count {
             let index = self.turn % count;
             for nth in 0..TAKEN_AT_ONCE {
-                if endpoint.waiting_events() >= events {
+                if endpoint.waiting_events() >= events
+                    || endpoint.waiting_messages() >= ENOUGH_MESSAGES
+                {
                     // A socket that was not read yet is still the next.
                     self.turn = index + usize::from(nth > 0);
                     return Taken { all: false, ..taken };
@@ -846,6 +851,42 @@ mod tests {
             udp.receive(Instant::now(), &mut endpoint, pool.region(), 1);
         }
         assert_eq!(endpoint.counters().received, 20);
+    }
+
+    /// Else one call answers 4,096 requests, while I/O waits, and the answers beyond 1,024 are lost.
+    #[test]
+    fn a_receive_call_is_bounded_while_trains_of_requests_arrive() {
+        let [from, to]: [IpAddr; 2] = ["127.0.75.1", "127.0.75.2"].map(|ip| ip.parse().unwrap());
+        let options = Options::default();
+        let mut udp = Udp::new(Arc::new(Shared::new(1, options).unwrap()), 0).unwrap();
+        let mut number = 0u64;
+        let entropy = move || {
+            number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            number
+        };
+        let config = Config { unverified: 0, half_open_per_source: 1024, ..Config::default() };
+        let mut endpoint = Endpoint::new(config, Box::new(entropy));
+        let to = SocketAddr::new(to, 4420);
+        udp.listen(to, &mut endpoint).unwrap();
+        let sender = Bound::new(SocketAddr::new(from, 0), &options, None).unwrap();
+        let way = Way { from, port: ROCE_PORT, to: to.ip(), tos: 0 };
+        for train in requests(from, to, 240).chunks(60) {
+            let each = train[0].len() as u16;
+            sender.send(way, Some(each), &train.concat()).unwrap();
+        }
+        let pool = pool();
+        let mut descriptors = [PollFd::new(udp.sockets[0].as_fd(), PollFlags::POLLIN)];
+        poll(&mut descriptors, PollTimeout::from(30_000u16)).unwrap();
+        let mut rest = 240;
+        while rest > 0 {
+            let taken = udp.receive(Instant::now(), &mut endpoint, pool.region(), 256);
+            let answers = endpoint.waiting_messages();
+            assert!((1..ENOUGH_MESSAGES + 60).contains(&answers), "{answers} of {rest}");
+            rest -= answers;
+            assert!(!taken.all || rest == 0, "{rest} are not read");
+            udp.transmit(Instant::now(), &mut endpoint, pool.region());
+            endpoint.forget_sent();
+        }
     }
 
     #[test]
