@@ -143,7 +143,14 @@ macro_rules! messages {
             }
         }
 
-        /// Whether a management datagram is a REQ, if it is a message of connection management.
+        #[cfg(test)]
+        const PLACES: &[(&str, &[(usize, usize)])] = &[
+            $((stringify!($name), &[$(($byte * 8 + $bit, $width)),*]),)*
+        ];
+    };
+}
+
+/// Whether a management datagram is a REQ, if it is a message of connection management.
 pub(crate) fn is_request(mad: &[u8; MAD_BYTES]) -> bool {
     u16::from_be_bytes(piece(mad, 16)) == Request::ATTRIBUTE
 }
@@ -151,13 +158,6 @@ pub(crate) fn is_request(mad: &[u8; MAD_BYTES]) -> bool {
 /// The communication id of the sender, which is at the same place in all messages.
 pub(crate) fn local_comm_id(mad: &[u8; MAD_BYTES]) -> u32 {
     u32::from_be_bytes(piece(mad, MAD_HEADER_BYTES))
-}
-
-#[cfg(test)]
-        const PLACES: &[(&str, &[(usize, usize)])] = &[
-            $((stringify!($name), &[$(($byte * 8 + $bit, $width)),*]),)*
-        ];
-    };
 }
 
 messages! {
