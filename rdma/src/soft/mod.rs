@@ -19,6 +19,7 @@ pub mod clock;
 pub mod cm;
 mod config;
 pub mod endpoint;
+mod link_log;
 mod provider;
 pub mod qp;
 pub mod sim;

@@ -21,12 +21,12 @@ use super::cm::connection::{ConnectRequest, mtu_bytes};
 use super::cm::message::RejectReason;
 use super::config::{Config, Options, Path};
 use super::endpoint::Endpoint;
+use super::link_log::LinkLog;
 use super::qp::memory_region::Rights;
 use super::sim::network::NetworkPort;
 use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
-use super::udp::{Shared, SocketBuffers, Taken, Udp, WARN_INTERVAL, train};
-use crate::log_interval::LogInterval;
+use super::udp::{Shared, SocketBuffers, Taken, Udp, train};
 use crate::{
     Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator, Qp, QpLimits,
     Region, RemoteRegion, Tag, Wake, Work,
@@ -156,8 +156,7 @@ pub struct Soft {
     receiving: bool,
     /// Since when timers are delayed until all received datagrams are read.
     behind: Option<Instant>,
-    /// Time of the last log line about ignored requests.
-    warned: LogInterval,
+    link_log: LinkLog,
 }
 
 /// What a queue pair has written since a flush.
@@ -264,7 +263,7 @@ impl Soft {
             armed: false,
             receiving: false,
             behind: None,
-            warned: LogInterval::default(),
+            link_log: LinkLog::default(),
         }
     }
 
@@ -314,28 +313,13 @@ impl Soft {
     /// Logs peers that cannot connect, or whose packets are checked with fewer bits.
     #[inline(never)]
     fn log_link_errors(&mut self, now: Instant) {
-        if let Some(address) = self.endpoint.take_erratic() {
-            tracing::warn!(
-                "IPv4 identifications of packets from {address} are not sequential: corruption is \
-                 detected by a 16-bit CRC only (IPv6 has no such field)"
-            );
-        }
-        if let Some((from, to)) = self.endpoint.take_without_trains() {
-            let device = device(from).unwrap_or_else(|| "DEV".to_owned());
-            tracing::warn!(
-                "only the first segment of each UDP GSO send to {to} arrives: {device}, or a device \
-                 behind it, numbers IPv4 identifications of segments differently from the \
-                 kernel. Datagrams to {to} are sent one by one while connections to it exist, which \
-                 costs CPU time; `ethtool -K {device} tx-udp-segmentation off` fixes it"
-            );
-        }
-        if let Some(address) = self.endpoint.take_barred()
-            && self.warned.is_due(now, WARN_INTERVAL)
-        {
-            tracing::warn!(
-                "connection requests from {address} are ignored for some seconds: too many \
-                 connections from there ended before NVMe Connect"
-            );
+        let (endpoint, log) = (&mut self.endpoint, &mut self.link_log);
+        let erratic = endpoint.take_erratic().and_then(|peer| log.erratic(now, peer));
+        let path = endpoint.take_without_trains();
+        let without_trains = path.and_then(|path| log.without_trains(now, path));
+        let barred = endpoint.take_barred().and_then(|peer| log.barred(now, peer));
+        for line in [erratic, without_trains, barred].into_iter().flatten() {
+            tracing::warn!("{line}");
         }
     }
 
@@ -366,15 +350,6 @@ impl AsFd for Soft {
             Wire::Air(_, epoll) => epoll.0.as_fd(),
         }
     }
-}
-
-/// The network interface of an address.
-fn device(address: IpAddr) -> Option<String> {
-    let has = |each: &nix::ifaddrs::InterfaceAddress| {
-        let own = each.address.as_ref().and_then(|own| own.as_sockaddr_in());
-        own.is_some_and(|own| IpAddr::V4(own.ip()) == address)
-    };
-    nix::ifaddrs::getifaddrs().ok()?.find(has).map(|each| each.interface_name)
 }
 
 impl Fabric for Soft {

@@ -334,8 +334,8 @@ impl Udp {
     }
 
     /// Passes datagrams to the endpoint, until it has `events` events or enough messages to send, or
-    /// there are no more. Continues after the socket where the last call has stopped, so that a busy socket does not
-    /// delay the others.
+    /// there are no more. Continues after the socket where the last call has stopped, so that a
+    /// busy socket does not delay the others.
     pub(super) fn receive(
         &mut self,
         now: Instant,
