@@ -18,6 +18,10 @@ const SOON: Duration = Duration::from_millis(50);
 impl Simulation {
     /// Resizes a namespace to this number of sectors, at most its maximum.
     pub(super) fn resize(&mut self, space: usize, sectors: u32) {
+        if self.target.is_dead() {
+            // The operation on files that hangs has the lock of the provisioner.
+            return self.after(SOON, Timer::Resize(space));
+        }
         let blocks = sectors.min(self.profile.sectors(space));
         self.target.resize(&self.profile, space, blocks, &mut self.disk);
         let since = self.judge.model.begin();

@@ -435,8 +435,8 @@ impl Simulation {
                 self.rouse(self.profile.reactors + host);
             }
             Timer::EndStorm => lock(&self.air).faults = self.profile.net,
-            // Unless a start has done it meanwhile.
-            Timer::Serve(space) if self.target.is_up() && !self.target.is_served(space) => {
+            // Unless a start has done it meanwhile, or will.
+            Timer::Serve(space) if self.target.may_serve(space) => {
                 self.target.serve(&self.profile, space, &mut self.disk)?;
                 self.target.publish(&self.profile);
                 self.look_at_scope();
@@ -513,7 +513,9 @@ impl Simulation {
                 self.judge.excuse(Some(host), now + time + GRACE);
             }
             Mishap::Remove(space, time) => {
-                if let Some(id) = self.target.remove(space, &mut self.disk) {
+                if !self.target.is_dead()
+                    && let Some(id) = self.target.remove(space, &mut self.disk)
+                {
                     self.target.publish(&self.profile);
                     self.disk.detach(id);
                     self.look_at_scope();
@@ -522,7 +524,9 @@ impl Simulation {
                 }
             }
             Mishap::Exchange(space, time) => {
-                if let Some(id) = self.target.remove(space, &mut self.disk) {
+                if !self.target.is_dead()
+                    && let Some(id) = self.target.remove(space, &mut self.disk)
+                {
                     self.exchange(space)?;
                     self.disk.detach(id);
                     self.after(time, Timer::Serve(space));

@@ -433,11 +433,17 @@ impl Target {
         }
     }
 
-    /// Publishes the present subsystem, if it is published.
+    /// Publishes the present subsystem, if it is published. A process that hangs in an operation on
+    /// files does not: a format may have changed the block size, and not persisted it.
     pub fn publish_again(&mut self, profile: &Profile) {
-        if self.published {
+        if self.published && !self.is_dead() {
             self.publish(profile);
         }
+    }
+
+    /// Whether a namespace can be served again.
+    pub fn may_serve(&self, space: usize) -> bool {
+        self.is_up() && !self.is_dead() && !self.is_served(space)
     }
 
     /// Whether a namespace is served.

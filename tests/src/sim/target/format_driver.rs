@@ -123,9 +123,7 @@ impl FormatDevices for Devices<'_> {
     }
 
     fn republish(&mut self, _: &Nqn) {
-        if !self.target.is_dead() {
-            self.target.publish_again(self.profile);
-        }
+        self.target.publish_again(self.profile);
     }
 }
 
