@@ -120,6 +120,33 @@ macro_rules! wire {
     };
 }
 
+/// A newtype over an integer is read and written as that, by itself and as a bit field.
+macro_rules! integer_field {
+    ($name:ident, $int:ty) => {
+        impl $crate::Field for $name {
+            const BYTES: usize = <$int as $crate::Field>::BYTES;
+            #[inline]
+            fn get(from: &[u8]) -> Self {
+                Self($crate::Field::get(from))
+            }
+            #[inline]
+            fn put(&self, to: &mut [u8]) {
+                $crate::Field::put(&self.0, to);
+            }
+        }
+
+        impl $crate::Bits for $name {
+            const WIDTH: u32 = <$int>::BITS;
+            fn from_bits(bits: u64) -> Self {
+                Self(bits as $int)
+            }
+            fn into_bits(self) -> u64 {
+                u64::from(self.0)
+            }
+        }
+    };
+}
+
 /// Open enum: a newtype over the wire integer with named values.
 macro_rules! open_enum {
     (
@@ -163,27 +190,7 @@ macro_rules! open_enum {
             }
         }
 
-        impl $crate::Field for $name {
-            const BYTES: usize = <$int as $crate::Field>::BYTES;
-            #[inline]
-            fn get(from: &[u8]) -> Self {
-                Self($crate::Field::get(from))
-            }
-            #[inline]
-            fn put(&self, to: &mut [u8]) {
-                $crate::Field::put(&self.0, to);
-            }
-        }
-
-        impl $crate::Bits for $name {
-            const WIDTH: u32 = <$int>::BITS;
-            fn from_bits(bits: u64) -> Self {
-                Self(bits as $int)
-            }
-            fn into_bits(self) -> u64 {
-                u64::from(self.0)
-            }
-        }
+        integer_field!($name, $int);
     };
 }
 
@@ -229,29 +236,7 @@ macro_rules! bits {
             }
         }
 
-        impl $crate::Field for $name {
-            const BYTES: usize = <$int as $crate::Field>::BYTES;
-            #[inline]
-            fn get(from: &[u8]) -> Self {
-                Self($crate::Field::get(from))
-            }
-            #[inline]
-            fn put(&self, to: &mut [u8]) {
-                $crate::Field::put(&self.0, to);
-            }
-        }
-
-        impl $crate::Bits for $name {
-            const WIDTH: u32 = <$int>::BITS;
-
-            fn from_bits(bits: u64) -> Self {
-                Self(bits as $int)
-            }
-
-            fn into_bits(self) -> u64 {
-                u64::from(self.0)
-            }
-        }
+        integer_field!($name, $int);
 
         const _: () = {
             let end = 0;
@@ -298,6 +283,15 @@ macro_rules! command {
                 command
             }
         }
+
+        const _: () = {
+            $(
+                assert!(
+                    $crate::fits(&[$( ($low, $width) ),+], <$ty as $crate::Bits>::WIDTH),
+                    "a position leaves its dword, or the type is too narrow"
+                );
+            )*
+        };
     };
 }
 
@@ -387,6 +381,18 @@ impl<const N: usize> Field for Text<N> {
 /// The lowest `width` bits, `width` from 1 to 64.
 pub(crate) const fn mask(width: u32) -> u64 {
     u64::MAX >> (64 - width)
+}
+
+/// Whether these positions, low bit and width, are in dwords, and together in a type of `most` bits.
+pub(crate) const fn fits(mut positions: &[(u32, u32)], most: u32) -> bool {
+    let mut all = 0;
+    while let [(low, width), rest @ ..] = positions {
+        if *low + *width > 32 {
+            return false;
+        }
+        (all, positions) = (all + *width, rest);
+    }
+    all <= most
 }
 
 /// The bits at these positions of dwords, the first in the least significant place.
@@ -495,6 +501,13 @@ mod tests {
     use crate::log::Treq;
     use crate::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn positions_of_a_command_are_in_dwords_and_fit_the_type() {
+        assert!(fits(&[(0, 32), (0, 32)], 64) && fits(&[(16, 16)], 16));
+        assert!(!fits(&[(17, 16)], 16), "it leaves its dword");
+        assert!(!fits(&[(0, 16), (0, 1)], 16), "the type is too narrow");
+    }
 
     #[test]
     fn fields_are_emitted_little_endian_and_reserved_bytes_zero() {
