@@ -9,7 +9,7 @@ pub struct Output {
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal)]
     pub output_format: Format,
     /// The same as --output-format json
-    #[arg(long)]
+    #[arg(long, conflicts_with = "output_format")]
     pub json: bool,
 }
 

@@ -182,3 +182,16 @@ fn reset_discards_the_results_of_the_ramp() {
     side.record(u64::MAX, 1);
     assert_eq!(side.ios(), 1, "what takes for ever is counted as well");
 }
+
+#[test]
+fn output_format_and_json_exclude_each_other() {
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        output: Output,
+    }
+    let parse = |args: &[&str]| <Cli as clap::Parser>::try_parse_from([&["nvmf"], args].concat());
+    assert!(parse(&["--json"]).is_ok_and(|cli| cli.output.is_json()));
+    assert!(parse(&["-o", "json"]).is_ok_and(|cli| cli.output.is_json()));
+    assert!(parse(&["-o", "normal", "--json"]).is_err());
+}
