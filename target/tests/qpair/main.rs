@@ -169,6 +169,32 @@ fn a_write_uses_fua_only_if_the_host_requests_it() {
 }
 
 #[test]
+fn what_is_read_with_fua_is_durable_before_the_answer() {
+    let (mut world, mut queue, admin, posted) = World::with_io_queue();
+    let range = |opcode, blocks_z| Sqe::io(opcode, 1).with_range(1, blocks_z);
+    let blocks = world.disk.blocks[4096..8192].to_vec();
+    let mut other = blocks.clone();
+    other[0] ^= 1;
+    let inline = range(IoOpcode::COMPARE, 0).with_sgl(Sgl::in_capsule(0, 4096));
+    for (sqe, data, reads, status) in [
+        (range(IoOpcode::READ, 0).with_sgl(keyed(0, 4096)), &[][..], 1, 0),
+        (inline, &blocks, 1, 0),
+        (inline, &other, 1, 0x285),
+        (range(IoOpcode::VERIFY, 31), &[], 2, 0),
+        (range(IoOpcode::VERIFY, 32), &[], 3, 0),
+    ] {
+        for fua in [true, false] {
+            world.disk.trace.clear();
+            assert_eq!(code(world.ask(&mut queue, &sqe.with_fua(fua), data)).0, status);
+            let mut wanted = vec!["load"; reads];
+            wanted.extend(fua.then_some("flush"));
+            assert_eq!(world.disk.trace, wanted, "{sqe:?}");
+        }
+    }
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
 fn in_capsule_data_is_written_from_the_receive_buffer_without_a_copy() {
     let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let free = world.pool.free();

@@ -52,7 +52,7 @@ pub fn plan(
 
 /// Decides on a Read as [`plan`] does, without a plan to move: the device, the byte offset there,
 /// and the host memory, whose length is that of the transfer. None if it is to be refused or needs
-/// more care: [`plan`] decides on that.
+/// more care, as with FUA: [`plan`] decides on that.
 #[inline(always)]
 pub fn plain_read(
     sqe: &Sqe,
@@ -60,6 +60,9 @@ pub fn plain_read(
     barred: Barred,
     received: CapsuleInfo,
 ) -> Option<(DeviceId, u64, Remote)> {
+    if sqe.fua() {
+        return None;
+    }
     let namespace = plain(sqe, namespace, Barred::READ, barred)?;
     let (at, len) = transfer(sqe, namespace, received).ok()?;
     Some((namespace.backing, at, destination(sqe, received, len, true).ok()?))
@@ -727,7 +730,11 @@ mod tests {
             match direct {
                 Some(direct) => prop_assert_eq!(Ok(direct), plan),
                 None => {
-                    let is_one = matches!(plan, Ok(Plan::Load { .. } | Plan::Store { .. }));
+                    let is_one = match plan {
+                        Ok(Plan::Load { .. }) => !fua,
+                        Ok(Plan::Store { .. }) => true,
+                        _ => false,
+                    };
                     prop_assert!(!is_one || marked, "{plan:?} takes the longer way");
                 }
             }

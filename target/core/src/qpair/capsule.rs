@@ -279,6 +279,11 @@ impl QueuePair {
                 bad_blocks::note(&mut self.requests[slot], of);
                 Ok(*plan)
             }
+            Ok(plan @ Plan::Load { .. }) if sqe.fua() => {
+                // It has a second step, which only requests with this are checked for.
+                self.requests[slot].make_ext();
+                Ok(plan)
+            }
             plan => plan,
         }
     }

@@ -331,12 +331,14 @@ impl QueuePair {
         if let Some(status) = entry.pending_end() {
             return self.complete(slot, Err(status), io);
         }
+        if let Some(backing) = entry.flush_due() {
+            return self.submit(slot, backing, Some(IoRequest::Flush), io);
+        }
         match &entry.plan {
             Plan::Load { to, .. } => {
                 let to = *to;
                 self.push_and_complete(slot, to, io);
             }
-            Plan::Store { .. } => self.complete(slot, Ok(0), io),
             Plan::Compare { from, .. } => {
                 let len = from.len_bytes();
                 self.compare(slot, len, io);
@@ -345,15 +347,12 @@ impl QueuePair {
                 let backing = *backing;
                 self.flush(slot, backing, io);
             }
-            Plan::Zero { backing, at, len, deallocate, fua } => {
-                let (backing, fua) = (*backing, *fua);
+            Plan::Zero { backing, at, len, deallocate, .. } if step == 0 => {
+                let backing = *backing;
                 let op = IoRequest::Zero { at: *at, len: *len, deallocate: *deallocate };
-                match step {
-                    0 => self.submit(slot, backing, Some(op), io),
-                    1 if fua => self.submit(slot, backing, Some(IoRequest::Flush), io),
-                    _ => self.complete(slot, Ok(0), io),
-                }
+                self.submit(slot, backing, Some(op), io);
             }
+            Plan::Store { .. } | Plan::Zero { .. } => self.complete(slot, Ok(0), io),
             Plan::Deallocate { extent, nr, .. } => {
                 let (extent, nr) = (*extent, *nr);
                 self.next_range(slot, extent, nr, io);

@@ -369,6 +369,25 @@ impl Request {
         self.ext().and_then(|ext| ext.fused_with)
     }
 
+    /// Returns the device to flush before the answer, after the other operations of a command with
+    /// FUA: it has zeroed blocks, or read some that another command may have written into a volatile
+    /// cache. Those of a fused Compare are replaced.
+    ///
+    /// Source: NVM Command Set Specification 1.0, "Compare command", "Read command", "Verify command".
+    pub(super) fn flush_due(&self) -> Option<DeviceId> {
+        let (operations, fua) = match self.plan {
+            Plan::Zero { fua, .. } => (1, fua),
+            Plan::Load { .. } | Plan::Compare { .. } if self.fused_with().is_none() => {
+                (1, self.sqe.fua())
+            }
+            Plan::Verify { len, piece_bytes, .. } => {
+                (len.div_ceil(piece_bytes.into()), self.sqe.fua())
+            }
+            _ => return None,
+        };
+        self.plan.backing().filter(|_| fua && u64::from(self.step) == operations)
+    }
+
     /// Drops the right to complete it.
     pub(super) fn forget_reply(&mut self) {
         self.unanswered = false;
