@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -26,9 +27,11 @@ struct Listener {
 
 impl Listener {
     fn start() -> Listener {
+        static NEXT: AtomicU8 = AtomicU8::new(0);
         // As the targets of other tests, and beside them.
         let [high, low] = (std::process::id() as u16).to_be_bytes();
-        let net = [192 + high % 32, low];
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let net = [192 + high.wrapping_add(number.wrapping_mul(61)) % 32, low];
         let mut command = Command::new(nvmf());
         let address = format!("127.{}.{}.1", net[0], net[1]);
         command.args(["link", "--listen", &address, "--provider", "soft"]);
