@@ -290,6 +290,29 @@ fn a_repeated_request_gets_the_reply_of_another_endpoint() {
     assert_eq!(message(&mut net, 1), Some(CmMessage::Reply(lost)));
 }
 
+/// In a flood a reply is sent once, and given up before a Linux host repeats its request.
+#[test]
+fn a_request_repeated_after_a_lost_reply_is_served_anew() {
+    for opens in [1, 2] {
+        let mut net = plain(false);
+        net.add(address(false, 3), open_config(), plan()).unwrap();
+        connect(&mut net, &[]);
+        let asked = incoming(&mut net);
+        let request = ConnectRequest::of(&asked).unwrap().message;
+        let now = net.now();
+        let qp = net.node(opens).endpoint.open(asked, LIMITS).unwrap();
+        net.node(opens).endpoint.accept(now, qp, &[]);
+        // It receives nothing.
+        net.node(0).endpoint = Endpoint::new(open_config(), Box::new(|| 5));
+        drain(&mut net);
+        let given_up = net.node(opens).events();
+        assert!(matches!(given_up[..], [Event::Gone(_, Reason::NotEstablished)]), "{given_up:?}");
+        inject(&mut net, CmMessage::Request(request));
+        let again = net.node(1).events();
+        assert!(matches!(again[..], [Event::Incoming(_)]), "opened by {opens}: {again:?}");
+    }
+}
+
 /// A target without room keeps requests for longer than a host waits before it repeats them.
 #[test]
 fn a_request_held_by_the_user_is_delivered_once() {

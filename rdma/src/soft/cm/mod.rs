@@ -27,7 +27,7 @@ use retransmit::CmRetransmitter;
 /// Maximum of requests that wait for evidence that an old connection is alive.
 const MAX_STALE_CANDIDATES: usize = 256;
 /// Number of ended connections that are remembered, so that a late request is not taken for a new
-/// one.
+/// one. Those that peers never confirmed are not: a peer that misses our reply repeats its request.
 const MAX_ENDED: usize = 1024;
 /// Time for which a half-open connection is not evicted by later ones of the same source: several
 /// round trips of a local network. So no source creates more than some thousands a second.

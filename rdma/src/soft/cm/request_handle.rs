@@ -18,13 +18,13 @@ pub(crate) enum RequestState {
     Asked,
     /// Dropped by the user without an answer.
     Lost,
-    /// Rejected.
+    /// Rejected, or never confirmed: the peer may repeat it.
     Refused,
     /// There is a queue pair, and perhaps a reply.
     Opened,
     /// The connection is established.
     Up,
-    /// The connection has ended, or was never established.
+    /// The connection has ended.
     Ended,
 }
 
@@ -90,8 +90,7 @@ impl Token {
         self.store(stage, false);
     }
 
-    /// The connection has ended, or was never established; `unused`: it was established, and its host
-    /// was never admitted.
+    /// The connection has ended; `unused`: its host was never admitted.
     pub(crate) fn end(&self, unused: bool) {
         self.store(RequestState::Ended, unused);
     }

@@ -398,9 +398,7 @@ impl Endpoint {
             let Some(number) = self.by_comm.get(&comm).copied() else { continue };
             let Some(slot) = self.live(Qp(number)) else { continue };
             if slot.connection.phase.is_half_open() {
-                let key = slot.connection.key();
                 self.remove(now, number, Reason::NotEstablished, region);
-                self.manager.ended.remove(&key);
             }
         }
     }

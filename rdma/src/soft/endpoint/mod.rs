@@ -25,7 +25,7 @@ use super::cm::ConnectionManager;
 use super::cm::connection::{Connection, Phase, marked_guid};
 use super::cm::mad::MAD_BYTES;
 use super::cm::message::local_comm_id;
-use super::cm::request_handle::Token;
+use super::cm::request_handle::{RequestState, Token};
 use super::qp::memory_region::Memory;
 use super::qp::reorder_buffer::ReorderBuffer;
 use super::qp::{Io, QueuePair, Settings, ecn};
@@ -451,8 +451,13 @@ impl Endpoint {
             return;
         }
         slot.gone = Some(reason);
+        // A peer that never confirmed may not have received our messages, and repeats its request.
+        let was_up = slot.connection.phase == Phase::Established;
         if let Some(token) = &slot.token {
-            token.end(slot.connection.phase == Phase::Established && !slot.admitted);
+            match was_up {
+                true => token.end(!slot.admitted),
+                false => token.set(RequestState::Refused),
+            }
         }
         let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
         slot.qp.close(&mut Io { region, memory, events, reorder, qp: Qp(number) });
@@ -462,7 +467,7 @@ impl Endpoint {
         self.by_qpn.remove(&connection.local_qpn);
         self.by_comm.remove(&connection.local_comm);
         self.manager.forget(connection, number);
-        if connection.remote_comm != 0 {
+        if was_up {
             let until = now + self.config.patience;
             self.manager.ended.insert(connection.key(), (), Some(until));
         }
