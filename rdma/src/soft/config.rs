@@ -58,7 +58,7 @@ pub struct Config {
     /// The same for one source, whose own oldest one is evicted. Also the maximum of challenges that it
     /// is sent without answering one; further ones are sent at sixteen a second.
     pub half_open_per_source: usize,
-    /// Connections of one source that may be established and end without being admitted
+    /// Connections of one source that may be established, or declined, and end without being admitted
     /// ([`crate::Fabric::admit`]). Above that, requests of the source are ignored until time has
     /// compensated for some, sixteen a second. None: not counted, for a driver that never calls it.
     pub vain_per_source: Option<u32>,

@@ -3,8 +3,8 @@
 //! Creating and destroying a queue pair costs far more than requesting one. Peers that confirm
 //! connections and never use them could delay all others from a few addresses. Each such connection
 //! adds a fixed time to the penalty of its source, which decreases with time; requests of a source
-//! whose penalty exceeds the credit are dropped. Only confirmed connections count, so a forged
-//! address cannot be penalized.
+//! whose penalty exceeds the credit are dropped. Only connections that the peer has confirmed or
+//! declined count, so a forged address cannot be penalized.
 //!
 //! So does each challenge of a source, until it answers one: the owner of a forged address does.
 //!

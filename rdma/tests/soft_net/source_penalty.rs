@@ -1,6 +1,8 @@
 //! Connections that come up and end before their peers have been let in, and what becomes of the next
 //! requests from there.
 
+use rdma::soft::cm::message::Reply;
+
 use super::half_open::inject;
 use super::*;
 
@@ -71,6 +73,91 @@ fn admitted_hosts_may_reconnect_without_limit() {
         come_and_go(&mut net, 0, true, count % 2 == 0);
     }
     assert_eq!(barred(&mut net), 0);
+}
+
+/// The reply to another request of the address and adapter of a request.
+fn reply_to(net: &mut EndpointNetwork, request: Request, number: u32) -> Reply {
+    let (local_comm_id, qpn) = (request.local_comm_id ^ number, Qpn::new(1000 + number));
+    inject(net, CmMessage::Request(Request { local_comm_id, qpn, ..request }));
+    let Some(Event::Incoming(asked)) = net.node(1).events().pop() else { panic!("{number}") };
+    let now = net.now();
+    let qp = net.node(1).endpoint.open(asked, LIMITS).unwrap();
+    net.node(1).endpoint.accept(now, qp, &[]);
+    match message(net, 1) {
+        Some(CmMessage::Reply(reply)) => reply,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A request of the host that is rejected.
+fn rejected(net: &mut EndpointNetwork) -> Request {
+    connect(net, &[]);
+    let asked = incoming(net);
+    let request = ConnectRequest::of(&asked).unwrap().message;
+    net.node(1).endpoint.reject(asked, &[]);
+    drain(net);
+    net.node(0).events();
+    request
+}
+
+/// Each costs a queue pair, as one does that is confirmed.
+#[test]
+fn sources_that_decline_replies_are_blocked_briefly() {
+    for disconnects in [false, true] {
+        let mut net = three();
+        let request = rejected(&mut net);
+        for number in 1..=VAIN + 1 {
+            let Reply { local_comm_id: ours, remote_comm_id: theirs, qpn, .. } =
+                reply_to(&mut net, request, number);
+            let (local_comm_id, remote_comm_id, remote_qpn) = (theirs, ours, qpn);
+            let reason = RejectReason::CONSUMER;
+            inject(
+                &mut net,
+                match disconnects {
+                    false => CmMessage::Reject(Reject {
+                        local_comm_id,
+                        remote_comm_id,
+                        reason,
+                        ..Reject::zeroed()
+                    }),
+                    true => CmMessage::DisconnectRequest(DisconnectRequest {
+                        local_comm_id,
+                        remote_comm_id,
+                        remote_qpn,
+                        ..DisconnectRequest::zeroed()
+                    }),
+                },
+            );
+            while message(&mut net, 1).is_some() {}
+            assert!(matches!(net.node(1).events()[..], [Event::Gone(..)]));
+        }
+        assert_eq!(barred(&mut net), 0);
+        let (local_comm_id, qpn) = (request.local_comm_id ^ 99, Qpn::new(99));
+        inject(&mut net, CmMessage::Request(Request { local_comm_id, qpn, ..request }));
+        assert_eq!((barred(&mut net), net.node(1).events().len()), (1, 0));
+        ask(&mut net, 2);
+        assert_eq!(incoming(&mut net).remote.ip(), address(false, 3), "another gets in");
+    }
+}
+
+/// Whoever forges requests of an address would have its owner blocked, or get as many queue pairs as
+/// the owner rejects.
+#[test]
+fn the_owner_of_a_forged_address_may_reject_replies() {
+    for reason in [6, 7].map(RejectReason) {
+        let mut net = three();
+        let request = rejected(&mut net);
+        for number in 1..=VAIN + 2 {
+            let reply = reply_to(&mut net, request, number);
+            let (local_comm_id, remote_comm_id) = (reply.remote_comm_id, reply.local_comm_id);
+            let reject = Reject { local_comm_id, remote_comm_id, reason, ..Reject::zeroed() };
+            inject(&mut net, CmMessage::Reject(reject));
+            assert!(net.node(1).events().is_empty());
+        }
+        assert_eq!(net.node(1).endpoint.half_open() as u32, VAIN + 2);
+        come_and_go(&mut net, 0, true, false);
+        assert_eq!(barred(&mut net), 0);
+    }
 }
 
 /// The forger's victim answers the questions that everybody answers, and ignores our replies.

@@ -346,6 +346,11 @@ impl RejectReason {
     pub const INVALID_MTU: RejectReason = RejectReason(26);
     /// The application rejects; its private data contain the reason.
     pub const CONSUMER: RejectReason = RejectReason(28);
+
+    /// Whether its sender has no such connection: "invalid communication id" or "instance".
+    pub(crate) fn is_unknown_connection(self) -> bool {
+        matches!(self.0, 6 | 7)
+    }
 }
 
 impl Field for RejectReason {

@@ -451,10 +451,10 @@ impl Endpoint {
             return;
         }
         slot.gone = Some(reason);
-        // A peer that never confirmed may not have received our messages, and repeats its request.
-        let was_up = slot.connection.phase == Phase::Established;
+        // A peer that never answered may not have received our messages, and repeats its request.
+        let was_answered = slot.connection.phase == Phase::Established || slot.declined;
         if let Some(token) = &slot.token {
-            match was_up {
+            match was_answered {
                 true => token.end(!slot.admitted),
                 false => token.set(RequestState::Refused),
             }
@@ -467,7 +467,7 @@ impl Endpoint {
         self.by_qpn.remove(&connection.local_qpn);
         self.by_comm.remove(&connection.local_comm);
         self.manager.forget(connection, number);
-        if was_up {
+        if was_answered {
             let until = now + self.config.patience;
             self.manager.ended.insert(connection.key(), (), Some(until));
         }

@@ -49,6 +49,8 @@ pub(super) struct QpContext {
     pub(super) token: Option<Token>,
     /// The user has admitted the peer.
     pub(super) admitted: bool,
+    /// The peer has rejected our reply, or has disconnected instead of a confirmation.
+    pub(super) declined: bool,
     /// Time of the last packet of the peer.
     pub(super) heard: Option<Instant>,
     /// State of the identifications of the peer's packets, and of those of this queue pair.
@@ -98,6 +100,7 @@ impl QpContext {
             settings,
             token,
             admitted: false,
+            declined: false,
             heard: None,
             pair,
             identification: None,

@@ -20,10 +20,11 @@
 //! that forged requests do not keep the owner of an address out. An answer proves that a peer has the
 //! address, not that it has sent the request.
 //!
-//! A source that confirms connections and is not admitted, again and again, is not served for a while
-//! (`penalties`). Nor is one that does not answer challenges (`unanswered`): after as many as it may have
-//! connections half open, sixteen a second are sent to it until it answers one, which the owner of a forged
-//! address does. Both are checked first, as there may be tens of thousands of requests a second.
+//! A source that confirms or declines connections and is not admitted, again and again, is not served
+//! for a while (`penalties`). Nor is one that does not answer challenges (`unanswered`): after as many
+//! as it may have connections half open, sixteen a second are sent to it until it answers one, which
+//! the owner of a forged address does. Both are checked first, as there may be tens of thousands of
+//! requests a second.
 //!
 //! A peer that has not confirmed is never sent more bytes than came from it, with one exception: while
 //! there is no flood, a reply is repeated twice unasked, as it may have been lost; eight times a second in
@@ -156,7 +157,16 @@ impl Endpoint {
         // Both may disconnect at once: then this answers ours as well.
         self.end_farewell(message.remote_comm_id, ends);
         if let Some(number) = number {
+            self.decline(number);
             self.remove(now, number, Reason::Peer, region);
+        }
+    }
+
+    /// The peer ends a connection: one that it has not confirmed is charged to it as well, as
+    /// only the receiver of our reply knows its ids.
+    fn decline(&mut self, number: u32) {
+        if let Some(slot) = self.live(Qp(number)) {
+            slot.declined = slot.connection.phase == Phase::ReplySent;
         }
     }
 
@@ -207,8 +217,12 @@ impl Endpoint {
                 code: i32::from(message.reason.0),
                 private_data: message.private_data.to_vec(),
             },
+            // Of the owner of a forged address, who knows no such connection. It is not charged for
+            // that, nor does it make room for the next request, as if it had said nothing.
+            _ if message.reason.is_unknown_connection() => return,
             _ => Reason::NotEstablished,
         };
+        self.decline(number);
         self.remove(now, number, reason, region);
     }
 
