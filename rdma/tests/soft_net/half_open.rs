@@ -313,6 +313,22 @@ fn a_request_repeated_after_a_lost_reply_is_served_anew() {
     }
 }
 
+/// While a path fails for seconds all replies are lost, and a rejection behind them would not be.
+#[test]
+fn a_reply_is_given_up_after_a_linux_host_has_repeated_its_request() {
+    let mut net = plain(false);
+    connect(&mut net, &[]);
+    let asked = incoming(&mut net);
+    let (start, qp) = (net.now(), net.node(1).endpoint.open(asked, LIMITS).unwrap());
+    net.node(1).endpoint.accept(start, qp, &[]);
+    net.node(0).endpoint = Endpoint::new(open_config(), Box::new(|| 5));
+    let next = |net: &mut EndpointNetwork| net.node(1).endpoint.poll_timeout().unwrap() - start;
+    while next(&mut net) < Duration::from_secs(2) {
+        assert!(net.step());
+    }
+    assert!(next(&mut net) > Duration::from_millis(6144), "{:?}", next(&mut net));
+}
+
 /// A target without room keeps requests for longer than a host waits before it repeats them.
 #[test]
 fn a_request_held_by_the_user_is_delivered_once() {
