@@ -11,7 +11,7 @@ use rdma::{FabricError, Incoming};
 
 use crate::auth::DhResult;
 use crate::sched::abort::AbortToken;
-use crate::sched::{Adoption, DrainBarrier, Waker};
+use crate::sched::{Adoption, DrainBarrier, RequestPlace, Waker};
 use crate::stats::in_flight::InFlight;
 use crate::subsystem::Subsystem;
 use nvmfd_blockdev::monitor::Rings;
@@ -20,11 +20,20 @@ use nvmfd_blockdev::{BackingDevice, DeviceId, IoCompletion};
 /// Letters that may wait. A sender of the control plane waits for room; a reactor never waits.
 const CAPACITY: usize = 1024;
 
+/// A connection request, and its place on the reactor that serves it.
+#[derive(Debug)]
+pub struct PlacedRequest {
+    /// The request.
+    pub incoming: Incoming,
+    /// Its place.
+    pub place: RequestPlace,
+}
+
 /// A message to a reactor.
 #[derive(Debug)]
 pub enum Message {
     /// A connection request that another reactor received and this one shall serve.
-    Incoming(Incoming),
+    Incoming(PlacedRequest),
     /// A backing store to serve from now on; the sender receives whether the ring attached it.
     Attach(DeviceId, Arc<BackingDevice>, SyncSender<io::Result<()>>),
     /// A backing store that no namespace uses any more.

@@ -260,8 +260,9 @@ mod tests {
         Completion, FabricError, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag, Work,
     };
 
-    use crate::core::message::{Sender, mailbox};
+    use crate::core::message::{PlacedRequest, Sender, mailbox};
     use crate::core::registry::Registry;
+    use crate::core::sched::ReactorLoads;
     use crate::reactor::*;
     use crate::worker::Workers;
 
@@ -385,7 +386,8 @@ mod tests {
         reactor.turn(now);
         assert_eq!((reactor.queues.count(), script.lock().unwrap().opened), (1, 1));
 
-        assert!(sender.send(Message::Incoming(incoming())));
+        let place = ReactorLoads::new(1).place(32);
+        assert!(sender.send(Message::Incoming(PlacedRequest { incoming: incoming(), place })));
         reactor.events = end(&script);
         reactor.woken.push(MAIL);
         reactor.turn(now);

@@ -6,15 +6,17 @@ mod many_hosts;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Text, cm};
 use nvmfd::core::diag::cause::Cause;
-use nvmfd::core::message::Message;
+use nvmfd::core::message::{Mailbox, Message, mailbox};
 use nvmfd::core::poll_group::PollGroup;
-use nvmfd::core::registry::ConnectContext;
+use nvmfd::core::registry::{ConnectContext, Registry};
+use nvmfd::core::shared::Shared;
 use nvmfd::core::subsystem::Subsystem;
+use nvmfd::worker::Workers;
 use rdma::{Qp, limits};
 
 use crate::half_open::{LIMITS, World};
@@ -92,6 +94,32 @@ fn held_connection_requests_are_limited_per_source_and_in_total() {
     let all = limits::HALF_OPEN_PER_SOURCE + 254 - limits::HALF_OPEN;
     assert_eq!(world.fabric.rejected as usize, 3 + all, "then those of who has most");
     world.end();
+}
+
+/// A world with one more reactor, and what that receives.
+fn beside_another() -> (World, Mailbox) {
+    let mut world = World::new();
+    let [(own, _), (other, received)] = [(); 2].map(|()| mailbox().unwrap());
+    world.registry = Arc::new(Registry::new(vec![own, other], 8, 70));
+    let registry = Arc::clone(&world.registry);
+    world.shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
+    (world, received)
+}
+
+/// Counted only when it was opened, each of a burst went to the reactor that had the fewest before.
+#[test]
+fn connection_requests_are_placed_evenly_before_they_are_opened() {
+    for deferred in [false, true] {
+        let (mut world, received) = beside_another();
+        world.fabric.is_busy = deferred;
+        for source in 1..=6 {
+            world.ask(source);
+        }
+        let handed_over: Vec<_> = std::iter::from_fn(|| received.take()).collect();
+        assert_eq!(handed_over.len(), 3, "deferred: {deferred}");
+        assert_eq!(world.queues.count(), if deferred { 0 } else { 3 });
+        world.end();
+    }
 }
 
 #[test]

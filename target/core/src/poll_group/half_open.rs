@@ -24,6 +24,7 @@ use rdma::{FabricHints, Incoming, Qp, Source};
 
 use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::message::PlacedRequest;
 use crate::qpair::RECEIVES_FOR_ADMIN;
 
 /// How long a host has to confirm a connection before it may be displaced.
@@ -225,7 +226,11 @@ impl PollGroup {
     }
 
     /// Rejects a request for which there is no room, because others need what becomes free.
-    pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+    pub(super) fn refuse(
+        &mut self,
+        PlacedRequest { incoming, .. }: PlacedRequest,
+        lent: &mut Resources<'_>,
+    ) {
         self.record_refusal(
             DisconnectRecord::nameless(Cause::NoRoom, incoming.remote, incoming.local),
             lent,
@@ -242,9 +247,9 @@ impl PollGroup {
 
     /// Defers a request until there is room. If there are too many, the oldest of a source that has
     /// its share is rejected.
-    pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
-        let source = Source::from(incoming.remote.ip());
-        self.deferred.push(source, incoming);
+    pub(super) fn defer(&mut self, request: PlacedRequest, lent: &mut Resources<'_>) {
+        let source = Source::from(request.incoming.remote.ip());
+        self.deferred.push(source, request);
         if self.deferred.len() > MOST_DEFERRED
             && let Some(refused) = self.deferred.displace(source)
         {
@@ -260,15 +265,16 @@ impl PollGroup {
         if let Some(until) = self.full_until.filter(|until| lent.now < *until) {
             return self.wait_for_room(until);
         }
-        while let Some(incoming) = self.deferred.pop() {
-            if self.penalties.is_blocked(lent.now, incoming.remote.ip().into()) {
-                self.refuse(incoming, lent);
+        while let Some(request) = self.deferred.pop() {
+            let source = Source::from(request.incoming.remote.ip());
+            if self.penalties.is_blocked(lent.now, source) {
+                self.refuse(request, lent);
                 continue;
             }
-            match self.look_for_room(&incoming, lent) {
-                Ok(()) => self.open(incoming, lent),
+            match self.look_for_room(&request.incoming, lent) {
+                Ok(()) => self.open(request, lent),
                 Err(until) => {
-                    self.deferred.put_back(incoming.remote.ip().into(), incoming);
+                    self.deferred.put_back(source, request);
                     return self.wait_for_room(until);
                 }
             }

@@ -20,8 +20,8 @@ use tracing::debug;
 use crate::controller::Limits;
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::diag::log_limiter::CauseLog;
-use crate::message::Message;
-use crate::qpair::{Io, QueuePair, room};
+use crate::message::{Message, PlacedRequest};
+use crate::qpair::{Io, QueuePair, receives_of, room};
 use crate::registry::OpenQueue;
 use crate::sched::buffers::{BufferScheduler, Starved, TryAlloc};
 use crate::sched::fair_queue::FairQueue;
@@ -66,10 +66,10 @@ pub struct PollGroup {
     refusals: CauseLog,
     /// Requests to connect that wait until connections closed for them are destroyed, and the time
     /// before which a search for room is useless, unless one is destroyed.
-    deferred: FairQueue<Incoming>,
+    deferred: FairQueue<PlacedRequest>,
     full_until: Option<Instant>,
     /// Requests through a listener that is not active yet, and how long they are held.
-    pending: FairQueue<(Incoming, Instant)>,
+    pending: FairQueue<(PlacedRequest, Instant)>,
     /// Addresses at which the fabric no longer listens, for the reactor to take.
     pub lost_listeners: Vec<SocketAddr>,
     next_displacement: Instant,
@@ -234,7 +234,7 @@ impl PollGroup {
     /// Handles a message. Those for the driver, which has the ring and the listeners, are returned.
     pub fn on_message(&mut self, message: Message, lent: &mut Resources<'_>) -> Option<Message> {
         match message {
-            Message::Incoming(incoming) => self.on_connect_request(incoming, lent),
+            Message::Incoming(request) => self.on_connect_request(request, lent),
             Message::Subsystem(new, adoption) => {
                 let (now, queues) = (lent.now, &self.queues);
                 self.waiters.rate_limits.change(now, |key, slot, booking| {
@@ -259,11 +259,11 @@ impl PollGroup {
             }
             Message::Stop => {
                 self.stopping = true;
-                while let Some(incoming) = self.deferred.pop() {
-                    self.reject(incoming, lent);
+                while let Some(request) = self.deferred.pop() {
+                    self.reject(request.incoming, lent);
                 }
-                while let Some((incoming, _)) = self.pending.pop() {
-                    self.reject(incoming, lent);
+                while let Some((request, _)) = self.pending.pop() {
+                    self.reject(request.incoming, lent);
                 }
                 self.each(lent, QueuePair::close);
             }
@@ -368,12 +368,14 @@ impl PollGroup {
 
     /// Serves a connection request here or hands it to the reactor with the fewest queues.
     fn place(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
-        let index = lent.shared.registry.place();
-        let (remote, local) = (incoming.remote, incoming.local);
-        if index == self.index {
-            self.on_connect_request(incoming, lent);
+        let receives = receives_of(&incoming.private_data, self.limits);
+        let place = lent.shared.registry.place(receives);
+        let (remote, local, reactor) = (incoming.remote, incoming.local, place.reactor());
+        let request = PlacedRequest { incoming, place };
+        if reactor == self.index {
+            self.on_connect_request(request, lent);
         } else if let Err(message) =
-            lent.shared.registry.reactor(index).try_send(Message::Incoming(incoming))
+            lent.shared.registry.reactor(reactor).try_send(Message::Incoming(request))
         {
             drop(message);
             self.record_refusal(DisconnectRecord::nameless(Cause::Overloaded, remote, local), lent);
@@ -422,32 +424,34 @@ impl PollGroup {
     }
 
     /// Handles a connection request.
-    fn on_connect_request(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+    fn on_connect_request(&mut self, request: PlacedRequest, lent: &mut Resources<'_>) {
         match self.stopping {
-            true => self.reject(incoming, lent),
-            false => self.ask_listener(incoming, lent.now + DECISION_LIMIT, lent),
+            true => self.reject(request.incoming, lent),
+            false => self.ask_listener(request, lent.now + DECISION_LIMIT, lent),
         }
     }
 
     /// Opens a connection requested through an active listener, or defers it. If others wait
     /// already, there is no search for room.
-    fn admit(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+    fn admit(&mut self, request: PlacedRequest, lent: &mut Resources<'_>) {
+        let incoming = &request.incoming;
         if self.penalties.is_blocked(lent.now, incoming.remote.ip().into()) {
-            return self.refuse(incoming, lent);
+            return self.refuse(request, lent);
         }
         if !self.deferred.is_empty() {
-            return self.defer(incoming, lent);
+            return self.defer(request, lent);
         }
-        match self.look_for_room(&incoming, lent) {
-            Ok(()) => self.open(incoming, lent),
+        match self.look_for_room(incoming, lent) {
+            Ok(()) => self.open(request, lent),
             Err(until) => {
                 self.wait_for_room(until);
-                self.defer(incoming, lent);
+                self.defer(request, lent);
             }
         }
     }
 
-    fn open(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+    /// Opens a connection, which counts as such instead of its request from now on.
+    fn open(&mut self, PlacedRequest { incoming, .. }: PlacedRequest, lent: &mut Resources<'_>) {
         self.opened.1 += 1;
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.queues.len());

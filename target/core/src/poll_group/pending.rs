@@ -8,10 +8,11 @@
 
 use std::time::{Duration, Instant};
 
-use rdma::{Incoming, Source, limits};
+use rdma::{Source, limits};
 
 use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::message::PlacedRequest;
 use crate::registry::Reached;
 
 /// How long a request is held. `soft` asks its host to wait for 10 seconds.
@@ -21,19 +22,20 @@ impl PollGroup {
     /// Admits a connection request, or holds it until its listener is active.
     pub(super) fn ask_listener(
         &mut self,
-        incoming: Incoming,
+        request: PlacedRequest,
         until: Instant,
         lent: &mut Resources<'_>,
     ) {
+        let incoming = &request.incoming;
         match lent.shared.registry.reached(incoming.local) {
-            Reached::InForce => self.admit(incoming, lent),
-            Reached::Prepared if lent.now < until => self.hold(incoming, until, lent),
+            Reached::InForce => self.admit(request, lent),
+            Reached::Prepared if lent.now < until => self.hold(request, until, lent),
             Reached::Prepared | Reached::Nobody => {
                 let why =
                     DisconnectRecord::nameless(Cause::NoListener, incoming.remote, incoming.local);
                 self.record_refusal(why, lent);
                 // Only the fabric that received it can reject it as at an address without listener.
-                drop(incoming);
+                drop(request);
             }
         }
     }
@@ -41,16 +43,16 @@ impl PollGroup {
     /// Checks the held requests again: the change may have been decided, or their time is over.
     pub(super) fn release_pending(&mut self, lent: &mut Resources<'_>) {
         let mut pending = std::mem::take(&mut self.pending);
-        while let Some((incoming, until)) = pending.pop() {
-            self.ask_listener(incoming, until, lent);
+        while let Some((request, until)) = pending.pop() {
+            self.ask_listener(request, until, lent);
         }
     }
 
     /// Holds a request. If there are too many, the oldest of a source that has its share is
     /// rejected.
-    fn hold(&mut self, incoming: Incoming, until: Instant, lent: &mut Resources<'_>) {
-        let source = Source::from(incoming.remote.ip());
-        self.pending.push(source, (incoming, until));
+    fn hold(&mut self, request: PlacedRequest, until: Instant, lent: &mut Resources<'_>) {
+        let source = Source::from(request.incoming.remote.ip());
+        self.pending.push(source, (request, until));
         let crowded = self.pending.count_of(source) > limits::HALF_OPEN_PER_SOURCE
             || self.pending.len() > limits::HALF_OPEN;
         if crowded && let Some((refused, _)) = self.pending.displace(source) {

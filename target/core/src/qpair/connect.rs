@@ -28,6 +28,17 @@ const ADMIN_DEPTH_MAX: u16 = 32;
 /// connecting.
 pub const RECEIVES_FOR_ADMIN: u32 = 64;
 
+/// Returns the receives that a connection request asks for; none if it is invalid.
+pub(crate) fn receives_of(private_data: &[u8], limits: Limits) -> u16 {
+    let request = cm::Request::from_private_data(private_data);
+    request.map_or(0, |request| depth_of(&request, limits))
+}
+
+fn depth_of(request: &cm::Request, limits: Limits) -> u16 {
+    let most = if request.qid == 0 { ADMIN_DEPTH_MAX } else { limits.queue_depth };
+    request.hsqsize_z.saturating_add(1).min(most)
+}
+
 /// Checks a connection request; returns it with the number of receives to post.
 pub(super) fn check_request(
     private_data: &[u8],
@@ -52,11 +63,8 @@ pub(super) fn check_request(
     if request.qid > limits.io_queues {
         return Err(cm::RejectStatus::INVALID_QID);
     }
-    let (most, reserve) = match request.qid {
-        0 => (ADMIN_DEPTH_MAX, 0),
-        _ => (limits.queue_depth, RECEIVES_FOR_ADMIN),
-    };
-    let depth = request.hsqsize_z.saturating_add(1).min(most);
+    let reserve = if request.qid == 0 { 0 } else { RECEIVES_FOR_ADMIN };
+    let depth = depth_of(&request, limits);
     let (cells, receives, _) = pool.free();
     if receives < u32::from(depth) + reserve || cells < u32::from(depth) * 2 {
         return Err(cm::RejectStatus::NO_RESOURCES);

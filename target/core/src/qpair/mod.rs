@@ -68,6 +68,7 @@ use auth::Authentication;
 use buffers::BufferShare;
 pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
+pub(crate) use connect::receives_of;
 use connection::{Connection, Link};
 use fused::FusedState;
 pub use in_flight::in_flight;

@@ -15,7 +15,7 @@ mod unauthenticated;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ use crate::controller::association::Association;
 use crate::diag::cause::Cause;
 use crate::message::{Message, Sender};
 use crate::sched::abort::{AbortRequest, AbortToken};
-use crate::sched::{Adoption, DrainBarrier};
+use crate::sched::{Adoption, DrainBarrier, ReactorLoads, RequestPlace};
 use crate::subsystem::ana::AnaStates;
 use crate::subsystem::reservation::{HostId, Reservation};
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
@@ -50,11 +50,7 @@ use unauthenticated::UnauthenticatedHosts;
 pub struct Registry {
     table: Mutex<ControllerTable>,
     reactors: Vec<Sender>,
-    /// Receive buffers in use on each reactor, for placing the next queue.
-    loads: Vec<AtomicU32>,
-    /// Those of connections that are not admitted yet, which are evicted for promised ones, or are
-    /// promised ones.
-    unadmitted: Vec<AtomicU32>,
+    loads: Arc<ReactorLoads>,
     /// Receive buffers that I/O queues may use on each reactor.
     receives: u32,
     /// Maximum of associations.
@@ -132,14 +128,12 @@ impl Registry {
     /// An empty registry for these reactors, with room for `controllers` associations and
     /// `receives` buffers for I/O queues on each reactor.
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
-        let counts = || reactors.iter().map(|_| AtomicU32::new(0)).collect();
-        let (loads, unadmitted) = (counts(), counts());
+        let loads = ReactorLoads::new(reactors.len());
         let controllers = controllers.into();
         Registry {
             table: Mutex::default(),
             reactors,
             loads,
-            unadmitted,
             receives,
             controllers,
             halting: AtomicBool::new(false),
@@ -397,26 +391,24 @@ impl Registry {
         }
     }
 
-    /// The reactor that shall serve the next queue: the one with the fewest receives in use.
-    pub fn place(&self) -> usize {
-        let load = |i: &usize| self.loads[*i].load(Ordering::Relaxed);
-        (0..self.loads.len()).min_by_key(load).unwrap_or(0)
+    /// Places a request for a queue of so many receives.
+    pub(crate) fn place(&self, receives: u16) -> RequestPlace {
+        self.loads.place(receives)
     }
 
     /// Counts a queue of `depth` receives on a reactor, which is not admitted yet.
     pub(crate) fn queue_opened(&self, held: OpenQueue) {
-        self.loads[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
-        self.unadmitted[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
+        self.loads.open(held.reactor, held.receives);
     }
 
     /// A queue is admitted, or ends without that.
     pub(crate) fn queue_admitted(&self, held: OpenQueue) {
-        self.unadmitted[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
+        self.loads.admit(held.reactor, held.receives);
     }
 
     /// Returns receives to those available for the next queue.
     pub(crate) fn receives_returned(&self, held: OpenQueue) {
-        self.loads[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
+        self.loads.give_back(held.reactor, held.receives);
     }
 
     /// A reactor's mailbox.

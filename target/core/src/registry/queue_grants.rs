@@ -2,7 +2,6 @@
 //! connected.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rdma::{Source, limits};
@@ -80,16 +79,11 @@ impl Registry {
             own.map(|entry| entry.kept_receives(now)).sum()
         };
         let left = |load: u32| self.receives.saturating_sub(load);
-        let counts = self.loads.iter().zip(&self.unadmitted);
-        let loads = counts.map(|(load, unadmitted)| {
-            let unadmitted = unadmitted.load(Ordering::Relaxed);
-            load.load(Ordering::Relaxed).saturating_sub(unadmitted)
-        });
-        let free: u32 = loads.map(|load| left(load) / depth).sum();
+        let free: u32 = self.loads.admitted().map(|load| left(load) / depth).sum();
         let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
         if let Some(source) = unidentified {
             queues = queues.min(self.left_for_unidentified(table, source, depth, now));
-            let receives = self.receives.saturating_mul(self.loads.len() as u32);
+            let receives = self.receives.saturating_mul(self.loads.count());
             let left = (receives / 4 * 3).saturating_sub(kept(false));
             queues = queues.min(receives / 2 / depth).min(left / depth);
         }
@@ -99,7 +93,7 @@ impl Registry {
 
     /// Queue pairs of all reactors.
     pub(super) fn queue_pairs(&self) -> u32 {
-        limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32)
+        limits::QUEUE_PAIRS.saturating_mul(self.loads.count())
     }
 }
 

@@ -112,7 +112,7 @@ impl Registry {
     /// where there is no `hosts` list, and so nobody to leave anything to.
     fn shares(&self, table: &ControllerTable) -> (Resources, Resources) {
         let all = Resources {
-            receives: self.receives.saturating_mul(self.loads.len().max(1) as u32),
+            receives: self.receives.saturating_mul(self.loads.count()),
             queue_pairs: self.queue_pairs(),
             controllers: self.controllers.try_into().unwrap_or(u32::MAX),
         };

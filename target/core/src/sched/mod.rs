@@ -10,9 +10,11 @@ mod interval_index;
 pub mod offload;
 pub mod range_lock;
 pub mod rate_queue;
+mod reactor_load;
 mod waker;
 
 pub use adoption::Adoption;
 pub use drain::{DrainBarrier, DrainScope, IoClass};
 pub use offload::Offload;
+pub use reactor_load::{ReactorLoads, RequestPlace};
 pub use waker::Waker;
