@@ -122,6 +122,19 @@ fn connection_requests_are_placed_evenly_before_they_are_opened() {
     }
 }
 
+/// The other one had nothing left to do.
+#[test]
+fn a_stopping_reactor_hands_no_request_to_one_that_has_ended() {
+    let (mut world, received) = beside_another();
+    assert!(world.ask(1).is_some());
+    drop(received);
+    world.step(|queues, lent| drop(queues.on_message(Message::Stop, lent)));
+    world.ask(2);
+    let causes: Vec<_> = world.shared.disconnects.list(None).iter().map(|r| r.why.cause).collect();
+    assert_eq!((causes, world.fabric.rejected), (vec![Cause::Stopping], 1));
+    world.settle();
+}
+
 #[test]
 fn a_flooding_source_displaces_its_own_oldest_connection() {
     let mut world = World::new();

@@ -372,7 +372,7 @@ impl PollGroup {
         let place = lent.shared.registry.place(receives);
         let (remote, local, reactor) = (incoming.remote, incoming.local, place.reactor());
         let request = PlacedRequest { incoming, place };
-        if reactor == self.index {
+        if reactor == self.index || self.stopping {
             self.on_connect_request(request, lent);
         } else if let Err(message) =
             lent.shared.registry.reactor(reactor).try_send(Message::Incoming(request))
