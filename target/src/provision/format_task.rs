@@ -18,6 +18,7 @@ use crate::blockdev::{BackingDevice, Health, lock};
 use crate::core::message::MessageBarrier;
 use crate::core::registry::Registry;
 use crate::core::sched::DrainBarrier;
+use crate::core::sched::offload::ConnectionWatch;
 use crate::core::shared::Shared;
 use crate::core::subsystem::event_log::PersistentEvent;
 use crate::core::subsystem::format_job::FormatJob;
@@ -164,10 +165,11 @@ impl FormatCompletion {
 pub(crate) fn execute(
     nqn: Nqn,
     request: FormatRequest,
+    connection: &ConnectionWatch,
     provisioner: &Mutex<Provisioner>,
     shared: &Shared,
 ) -> Result<(), Status> {
-    let outcome = format(nqn, request, provisioner, &shared.registry);
+    let outcome = format(nqn, request, connection, provisioner, &shared.registry);
     let FormatRequest { nsid, block_size_bytes, cntlid, .. } = request;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
@@ -197,10 +199,16 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
 fn format(
     nqn: Nqn,
     request: FormatRequest,
+    connection: &ConnectionWatch,
     provisioner: &Mutex<Provisioner>,
     registry: &Registry,
 ) -> Result<(), Status> {
-    let mut task = FormatTask::begin(nqn, request, &mut *lock(provisioner))?;
+    let mut task = {
+        let mut provisioner = lock(provisioner);
+        // It may have waited for long.
+        connection.check()?;
+        FormatTask::begin(nqn, request, &mut *provisioner)?
+    };
     let _ = task.drained.recv();
     let erased = task.hold().and_then(|()| {
         let progress = &**task.progress();

@@ -356,11 +356,12 @@ impl NamespaceServer for Provisioner {
 }
 
 impl Provisioner {
-    /// Permission of a host, and its subsystem.
+    /// Permission of a host that is still connected, and its subsystem.
     ///
     /// # Errors
     /// Invalid Opcode: a reload may have revoked the permission since.
     fn granted(&self, order: &NamespaceJob) -> Result<(ManagedConfig, SubsystemConfig), Status> {
+        order.connection.check()?;
         let subsystem = self.config.subsystems.iter().find(|s| s.nqn == order.subsystem);
         let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s.clone())));
         let granted = granted.filter(|(managed, _)| managed.admits(&order.host));

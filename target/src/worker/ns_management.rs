@@ -102,8 +102,9 @@ fn format(
         return answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
     let (pass, provisioner, own) = (Arc::clone(pass), Arc::clone(provisioner), Arc::clone(shared));
+    let connection = order.connection.clone();
     let spawned = pool.spawn(move || {
-        let outcome = format_task::execute(nqn, request, &provisioner, &own);
+        let outcome = format_task::execute(nqn, request, &connection, &provisioner, &own);
         drop(pass);
         // A stop waits for the completion, and may open the devices again afterwards.
         drop(provisioner);

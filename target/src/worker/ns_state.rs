@@ -51,16 +51,17 @@ fn check_loaded(
 }
 
 /// Checks whether blocks may be made unreadable now: earlier requests may have preempted the host,
-/// or protected the namespace.
+/// or protected the namespace, and the host may have given up meanwhile.
 fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), Status> {
-    let Some((nqn, host)) = &request.by else { return Ok(()) };
+    let Some(by) = &request.by else { return Ok(()) };
+    by.connection.check()?;
     let gone = || Status::INVALID_NAMESPACE.with_dnr();
-    let subsystem = registry.subsystem(nqn).ok_or_else(gone)?;
+    let subsystem = registry.subsystem(&by.subsystem).ok_or_else(gone)?;
     let namespace = subsystem.namespace(request.nsid)?;
     if !Arc::ptr_eq(&namespace.marks, &request.of) {
         return Err(gone());
     }
-    if namespace.reservation.barred(host).has(Barred::WRITE) {
+    if namespace.reservation.barred(&by.host_id).has(Barred::WRITE) {
         return Err(Status::RESERVATION_CONFLICT.with_dnr());
     }
     writable(namespace)
@@ -119,7 +120,7 @@ impl NamespaceStateWorker {
     fn accept(&mut self, message: NamespaceStateMessage, registry: &Registry) {
         let host = match &message {
             NamespaceStateMessage::Ask(ask) => Some(ask.host),
-            NamespaceStateMessage::Mark(mark) => mark.by.map(|(_, host)| host),
+            NamespaceStateMessage::Mark(mark) => mark.by.as_ref().map(|by| by.host_id),
             NamespaceStateMessage::Protect(_) => None,
             NamespaceStateMessage::Drained(_) | NamespaceStateMessage::Stop => {
                 return self.handle(message, registry);

@@ -249,6 +249,24 @@ fn queued_write_uncorrectable_of_a_fenced_host_is_refused() {
     stage.end();
 }
 
+/// Its host may have written the blocks since, by another connection.
+#[test]
+fn queued_write_uncorrectable_of_a_closed_connection_is_not_executed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
+    let served = stage.world.registry.subsystem(&subsystem().nqn).unwrap();
+    stage.send(&mark(4, 0), &[]);
+    stage.world.flush_and_go(&mut stage.queue);
+    assert!(!stage.queue.is_finished(), "the worker will answer");
+    stage.keep();
+    assert!(served.namespaces[0].marks.is_empty());
+    let Stage { mut world, queue, admin, posted, .. } = stage;
+    assert!(queue.is_finished());
+    queue.finish(&mut world.io());
+    world.fabric.posted = posted;
+    world.end(admin);
+}
+
 #[test]
 fn compare_verify_and_copy_do_not_read_uncorrectable_blocks() {
     let directory = tempfile::tempdir().unwrap();

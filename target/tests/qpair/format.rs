@@ -2,12 +2,16 @@
 
 use std::sync::{Arc, mpsc};
 
-use nvme::{IoOpcode, Sqe, Status};
-use nvmfd::blockdev::BlockSizes;
+use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
+use nvmfd::blockdev::{BlockSizes, IoCompletion};
+use nvmfd::core::message::mailbox;
+use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::DrainBarrier;
 use nvmfd::core::subsystem::lba_format::Progress;
+use nvmfd::worker::Workers;
+use nvmfd::worker::ns_management::NamespaceAdmin;
 
-use crate::support::{World, end_both, keyed, subsystem};
+use crate::support::{World, admin, end_both, keyed, subsystem};
 
 fn io(opcode: IoOpcode, cid: u16) -> Sqe {
     Sqe::io(opcode, 1).with_sgl(keyed(8192, 4096)).with_cid(cid)
@@ -76,4 +80,27 @@ fn format_waits_only_for_device_io_of_its_own_namespace() {
     while world.disk_step(&mut queue) {}
     assert_eq!(drained.try_recv(), Err(mpsc::TryRecvError::Disconnected));
     end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_queued_format_is_withdrawn_when_its_connection_closes() {
+    let (sender, _message) = mailbox().unwrap();
+    let worker = NamespaceAdmin::new();
+    let mut world = World::new();
+    let registry = Registry::new(vec![sender], 8, 70);
+    world.replace(registry, Workers::default().with_ns_management(worker.sender()));
+    let mut subsystem = subsystem();
+    subsystem.namespaces[0].allow_format = true;
+    world.registry.publish(Arc::new(subsystem));
+    let (mut queue, _) = admin(&mut world);
+    world.send(&mut queue, &Sqe::admin(AdminOpcode::FORMAT_NVM).with_nsid(1), &[]);
+    world.run(&mut queue);
+    let job = worker.take().expect("a format");
+    assert_eq!(job.connection.check(), Ok(()));
+    world.flush_and_go(&mut queue);
+    assert_eq!(job.connection.check(), Err(Status::ABORTED_SQ_DELETION));
+    let done = IoCompletion { tag: job.tag, buf: None, outcome: job.connection.check() };
+    queue.on_disk(job.tag as u16, done, &mut world.io());
+    assert!(queue.is_finished());
+    queue.finish(&mut world.io());
 }

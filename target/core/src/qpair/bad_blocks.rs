@@ -13,7 +13,7 @@ use super::role::QueueRole;
 use crate::command::copy::Job;
 use crate::command::write_uncorrectable::UNREADABLE;
 use crate::command::{Plan, io as rules};
-use crate::sched::offload::{self, BadBlocksRequest};
+use crate::sched::offload::{self, BadBlocksRequest, MarkingHost};
 use crate::subsystem::bad_blocks::{BadBlocks, Change};
 use nvmfd_blockdev::IoRequest;
 
@@ -146,14 +146,17 @@ pub(super) fn failing_lba(entry: &mut Request, status: Status, role: &QueueRole)
 
 /// Returns the job of the worker for a command.
 pub(super) fn job(
-    requests: &Requests,
+    requests: &mut Requests,
     slot: u16,
     (of, change): (Arc<BadBlocks>, Change),
     role: &QueueRole,
     io: &Io<'_>,
 ) -> offload::Job {
     let orders = matches!(change, Change::Mark { .. });
-    let by = role.association().filter(|_| orders).map(|by| (by.subsystem, by.host_id));
+    let by = role.association().filter(|_| orders).map(|by| {
+        let connection = requests[slot].watch_connection();
+        MarkingHost { subsystem: by.subsystem, host_id: by.host_id, connection }
+    });
     let (reactor, tag, nsid) = (io.reactor, requests.tag(slot), requests[slot].sqe.nsid);
     let request = BadBlocksRequest { of, change, by, nsid, reactor, tag };
     offload::Job::MarkBlocks(Box::new(request))

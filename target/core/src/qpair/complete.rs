@@ -47,7 +47,7 @@ impl QueuePair {
         }
         let what = bad_blocks::begin_clearing(&mut self.requests[slot], io.pool);
         let Some(what) = what else { return false };
-        let job = bad_blocks::job(&self.requests, slot, what, &self.conn.role, io);
+        let job = bad_blocks::job(&mut self.requests, slot, what, &self.conn.role, io);
         self.offload(slot, Ok(job), io);
         true
     }

@@ -129,7 +129,7 @@ impl QueuePair {
             Plan::Mark { of, change } => {
                 let what = (Arc::clone(of), change.clone());
                 let may_begin = role.may_begin_at(&self.requests[slot], None);
-                may_begin.map(|()| bad_blocks::job(&self.requests, slot, what, role, io))
+                may_begin.map(|()| bad_blocks::job(&mut self.requests, slot, what, role, io))
             }
             Plan::Order { what, made } => {
                 let order = (what.clone(), made.clone());

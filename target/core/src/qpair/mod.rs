@@ -657,7 +657,10 @@ impl QueuePair {
                     op.into_buf().into_iter().for_each(|buf| io.pool.give(buf));
                     self.release(slot, io);
                 }
-                None => range_lock::orphan(entry, io),
+                None => {
+                    range_lock::orphan(entry, io);
+                    entry.unwatch_connection();
+                }
             }
         }
         let requests = abort::cancel_all(&mut self.requests);

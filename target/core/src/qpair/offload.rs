@@ -67,11 +67,13 @@ pub(super) fn namespace(
     io: &Io<'_>,
 ) -> Result<Job, Status> {
     let Some(association) = role.association() else { return Err(Status::INTERNAL_ERROR) };
+    let connection = requests[slot].watch_connection();
     let job = NamespaceJob {
         subsystem: association.subsystem,
         host: association.host,
         host_id: association.host_id,
         cntlid: association.cntlid,
+        connection,
         what: what.clone(),
         made: made.clone(),
         reactor: io.reactor,

@@ -13,6 +13,7 @@ use crate::command::{Plan, Source};
 use crate::sched::DrainBarrier;
 use crate::sched::abort::AbortToken;
 use crate::sched::buffers::DeviceSlot;
+use crate::sched::offload::{ConnectionWatch, OpenConnection};
 use crate::stats::StageTimer;
 use nvmfd_blockdev::{DeviceId, IoRequest};
 
@@ -234,6 +235,8 @@ pub(super) struct RequestExt {
     pub(super) pieces: SglSegments,
     /// Barriers that wait until this command has ended.
     pub(super) barriers: Vec<Arc<DrainBarrier>>,
+    /// While its connection is open: a worker does not begin its request afterwards.
+    connection: Option<OpenConnection>,
     /// The Abort commands that name it.
     pub(super) aborts: Vec<AbortToken>,
     /// The operation that waits for its range lock.
@@ -363,6 +366,19 @@ impl Request {
         self.ext.get_or_insert_default()
     }
 
+    /// Returns what its request to a worker takes along, to be withdrawn if it has not begun when the
+    /// connection closes.
+    pub(super) fn watch_connection(&mut self) -> ConnectionWatch {
+        self.make_ext().connection.get_or_insert_default().watch()
+    }
+
+    /// Its connection has closed.
+    pub(super) fn unwatch_connection(&mut self) {
+        if let Some(ext) = self.ext_mut() {
+            ext.connection = None;
+        }
+    }
+
     /// The slot of the other half of a fused command.
     #[inline]
     pub(super) fn fused_with(&self) -> Option<u16> {
@@ -481,6 +497,7 @@ impl RequestExt {
         self.fused_with = None;
         self.fused_failed = false;
         self.is_deleted = false;
+        self.connection = None;
         self.pieces = SglSegments::default();
         self.barriers.clear();
         self.aborts.clear();

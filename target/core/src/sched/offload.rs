@@ -1,8 +1,8 @@
 //! Requests that poll groups hand to worker threads, because they block or take long.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Weak};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
@@ -75,6 +75,47 @@ pub enum ReplyTo {
     Caller(SyncSender<Result<(), Status>>),
 }
 
+/// Held by a command at a worker while its connection is open.
+#[derive(Default, Debug)]
+pub struct OpenConnection(Arc<()>);
+
+impl OpenConnection {
+    /// Returns what the request of the command takes along.
+    pub fn watch(&self) -> ConnectionWatch {
+        ConnectionWatch(Arc::downgrade(&self.0))
+    }
+}
+
+/// Whether the connection of a request is open. A request that has waited for the worker until it
+/// was closed is not executed: its host has given up, and may have written meanwhile, by another
+/// connection, what the request would erase or hide.
+#[derive(Clone, Debug)]
+pub struct ConnectionWatch(Weak<()>);
+
+impl ConnectionWatch {
+    /// Checks that it is open.
+    ///
+    /// # Errors
+    /// The status of a request that is not executed; nobody receives it.
+    pub fn check(&self) -> Result<(), Status> {
+        match self.0.strong_count() {
+            0 => Err(Status::ABORTED_SQ_DELETION),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A host that marks blocks, which must still be permitted to when the request is executed.
+#[derive(Debug)]
+pub struct MarkingHost {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// Its identifier in reservations.
+    pub host_id: HostId,
+    /// Its connection.
+    pub connection: ConnectionWatch,
+}
+
 /// A change of the blocks that cannot be read, and the recipient of its outcome.
 #[derive(Debug)]
 pub struct BadBlocksRequest {
@@ -82,9 +123,8 @@ pub struct BadBlocksRequest {
     pub of: Arc<BadBlocks>,
     /// The change.
     pub change: Change,
-    /// The subsystem, and the host that marks blocks, which must still be permitted to when the
-    /// request is executed. None if blocks were written: that cannot be undone.
-    pub by: Option<(Nqn, HostId)>,
+    /// Who marks blocks. None if blocks were written: that cannot be undone.
+    pub by: Option<MarkingHost>,
     /// The namespace.
     pub nsid: u32,
     /// The poll group to answer.
@@ -104,6 +144,8 @@ pub struct NamespaceJob {
     pub host_id: HostId,
     /// Its controller.
     pub cntlid: u16,
+    /// Its connection.
+    pub connection: ConnectionWatch,
     /// The request.
     pub what: NamespaceRequest,
     /// Receives the id of a created namespace, before the answer.

@@ -10,6 +10,7 @@ use crate::blockdev::crash_point::testing::{kill_before, killed_process, run_kil
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::Config;
 use crate::core::message::ReactorRings;
+use crate::core::sched::offload::OpenConnection;
 use crate::core::subsystem::Subsystem;
 use crate::core::subsystem::bad_blocks::Change;
 use crate::core::subsystem::power::PowerMeter;
@@ -91,7 +92,9 @@ fn reload(provisioner: &Mutex<Provisioner>, config: Config) -> Result<Vec<String
 fn format_to(provisioner: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<(), u16> {
     let shared = Arc::clone(&lock(provisioner).shared);
     let request = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
-    execute(nqn(), request, provisioner, &shared).map_err(|status| status.code())
+    let open = OpenConnection::default();
+    let outcome = execute(nqn(), request, &open.watch(), provisioner, &shared);
+    outcome.map_err(|status| status.code())
 }
 
 /// Stalls the I/O of the device from now on.
@@ -228,6 +231,19 @@ fn a_format_to_the_same_block_size_erases_but_records_nothing() {
         name.ends_with(".namespace").then_some(name)
     });
     assert_eq!(kept.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+/// Its host has given up, and may have written since by another connection.
+#[test]
+fn a_format_that_begins_after_its_connection_has_closed_erases_nothing() {
+    let (directory, provisioner) = granted(4096);
+    fill(directory.path(), 0xA5);
+    let shared = Arc::clone(&lock(&provisioner).shared);
+    let request = FormatRequest { nsid: 1, block_size_bytes: 4096, cntlid: 1, host_id: HOST_ID };
+    let closed = OpenConnection::default().watch();
+    let outcome = execute(nqn(), request, &closed, &provisioner, &shared);
+    assert_eq!(outcome, Err(Status::ABORTED_SQ_DELETION));
+    assert!(contents(directory.path()) == vec![0xA5; BYTES]);
 }
 
 #[test]

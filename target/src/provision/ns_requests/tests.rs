@@ -14,6 +14,7 @@ use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
 use crate::core::message::ReactorRings;
 use crate::core::registry::Registry;
 use crate::core::registry::testing::visit;
+use crate::core::sched::offload::OpenConnection;
 use crate::core::shared::Shared;
 use crate::core::subsystem::ns_management::HOSTS_MAX;
 use crate::core::subsystem::ns_request::{CreateRequest, CreatedNsid};
@@ -92,7 +93,10 @@ fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
 fn order(host: Nqn, what: NamespaceRequest) -> NamespaceJob {
     let subsystem = NQN.parse().unwrap();
     let (host_id, made) = ([1; 16], CreatedNsid::default());
-    NamespaceJob { subsystem, host, host_id, cntlid: 1, what, made, reactor: 0, tag: 0 }
+    let (open, cntlid, reactor, tag) = (OpenConnection::default(), 1, 0, 0);
+    let connection = open.watch();
+    std::mem::forget(open);
+    NamespaceJob { subsystem, host, host_id, cntlid, connection, what, made, reactor, tag }
 }
 
 fn create(mib: u64) -> NamespaceRequest {
@@ -236,6 +240,21 @@ fn a_missing_managed_directory_is_pending_until_it_appears() {
     provisioner.on_stores(&[key]);
     assert_eq!(pending(&provisioner), Vec::<String>::new());
     assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
+}
+
+/// Its host has given up, and may have written to the namespace since by another connection.
+#[test]
+fn a_request_whose_connection_has_closed_is_not_executed() {
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
+    assert_eq!(ask(&mut provisioner, create(2)), Ok(1));
+    let record = provisioner.catalogs[&NQN.parse().unwrap()].record().clone();
+    for what in [create(1), attach(1, &[1]), NamespaceRequest::Delete { nsid: 1 }] {
+        let connection = OpenConnection::default().watch();
+        let order = NamespaceJob { connection, ..order(host(1), what) };
+        assert_eq!(execute(&mut provisioner, &order), Err(Status::ABORTED_SQ_DELETION));
+    }
+    assert_eq!(*provisioner.catalogs[&NQN.parse().unwrap()].record(), record);
 }
 
 #[test]
