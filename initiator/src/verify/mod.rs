@@ -52,8 +52,9 @@ pub struct Args {
     /// Where in the namespace to begin
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
     pub offset: u64,
-    /// Bytes of the namespace to use [default: all from the offset on, at most 4 GiB]
-    #[arg(long, value_parser = size)]
+    /// Bytes of the namespace to overwrite, from the offset on: there is no default, because what
+    /// is there is lost
+    #[arg(long, value_parser = size, required_unless_present = "check")]
     pub size: Option<u64>,
     /// Bytes of one operation at most; pieces of all sizes are used
     #[arg(long, value_name = "SIZE", default_value = "128k", value_parser = size)]
@@ -435,7 +436,6 @@ fn namespace(args: &Args, properties: &NamespaceProperties) -> Namespace {
 
 /// Returns the configured range.
 fn shape(args: &Args, namespace: Namespace, blocks: u64) -> Result<Shape, Error> {
-    const MOST_BYTES: u64 = 4 << 30;
     let block = u64::from(namespace.block_bytes);
     let wrong = |name: &str, value: u64| {
         Err(Error::Usage(format!(
@@ -448,7 +448,7 @@ fn shape(args: &Args, namespace: Namespace, blocks: u64) -> Result<Shape, Error>
         return wrong("offset", args.offset);
     }
     let left = blocks - first_lba;
-    let size = args.size.unwrap_or_else(|| left.saturating_mul(block).min(MOST_BYTES));
+    let size = args.size.unwrap_or_default();
     let most = left.min(model::BLOCKS_LIMIT).min(block_stamp::LBA_LIMIT - first_lba);
     if !size.is_multiple_of(block) || size / block > most || size / block < args.clients.into() {
         return wrong("size", size);
@@ -513,9 +513,18 @@ mod tests {
         args: Args,
     }
 
+    /// `nvme verify` of nvme-cli, which has the same options for the target, only reads.
+    #[test]
+    fn no_range_is_overwritten_that_the_command_line_does_not_name() {
+        let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a"];
+        let is_good = |more: &[&str]| Line::try_parse_from(own.iter().chain(more)).is_ok();
+        assert!(!is_good(&[]) && !is_good(&["--offset", "1m"]));
+        assert!(is_good(&["--size", "1g"]) && is_good(&["--check", "state.bin"]));
+    }
+
     #[test]
     fn trims_guarantee_zeros_only_if_requested_and_supported() {
-        let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a"];
+        let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a", "--size", "4k"];
         let certain = |more: &[&str], deallocated_are_zeros| {
             let line = Line::try_parse_from(own.iter().chain(more)).unwrap();
             let properties = NamespaceProperties {

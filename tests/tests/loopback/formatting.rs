@@ -248,7 +248,7 @@ fn tools_report_a_format_by_another_host() {
     let [a, b, c, d] = source.octets();
     let source = Ipv4Addr::new(a, b, c, d + 1).to_string();
     let runs: [(&[&str], Range, u8); 2] = [
-        (&["verify", "--bs", "16k"], LARGE, TO_512),
+        (&["verify", "--size", "1m", "--bs", "16k"], LARGE, TO_512),
         (&["bench", "--rw", "randrw", "--bs", "4k"], SMALL, TO_4096),
     ];
     for (command, range, format) in runs {

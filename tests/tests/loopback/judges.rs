@@ -108,10 +108,15 @@ fn verify_finds_no_violation_on_a_correct_target() {
         &["--ops", "1500", "--rounds", "2"][..],
         &["--ops", "1500", "--clients", "3", "--shared", "--bs", "16k", "--fua", "30"],
         &["--ops", "1500", "--clients", "2", "--namespace-id", "2", "--iodepth", "8"],
-        &["--ops", "500", "--offset", "1m", "--size", "8m", "-i", "1", "--flush-every", "3"],
+        &["--ops", "500", "--offset", "1m", "-i", "1", "--flush-every", "3"],
     ] {
-        let found = target
-            .nvmf("verify", &[args, &["--runtime", "600", "--json", "--trims-certain"]].concat());
+        let size = match (args.contains(&"--namespace-id"), args.contains(&"--offset")) {
+            (true, _) => "1m",
+            (_, true) => "8m",
+            _ => "64m",
+        };
+        let often = ["--size", size, "--runtime", "600", "--json", "--trims-certain"];
+        let found = target.nvmf("verify", &[args, &often].concat());
         let found = found.good().json();
         assert_eq!((&found["violations"], &found["failed"]), (&json!(0), &json!(0)), "{args:?}");
         let rounds = if args.contains(&"--rounds") { 2 } else { 1 };
@@ -119,7 +124,7 @@ fn verify_finds_no_violation_on_a_correct_target() {
         assert!(found["writes"].as_u64() > Some(200) && found["flushes"].as_u64() > Some(0));
         assert!(found["blocks_checked"].as_u64() >= found["blocks"].as_u64());
     }
-    let text = target.nvmf("verify", &["--ops", "100"]).good();
+    let text = target.nvmf("verify", &["--ops", "100", "--size", "64m"]).good();
     assert!(text.text().starts_with("verify: every block is what it must be\n"), "{}", text.text());
 }
 
@@ -129,13 +134,14 @@ fn verify_detects_a_target_that_loses_writes() {
     target.apply(
         "[[subsystem.namespace]]\nnsid = 3\nkind = \"null\"\nsize = \"1MiB\"\nblock_size = 512\n",
     );
-    let ran = target.nvmf("verify", &["--namespace-id", "3", "--trims", "0", "--zeroes", "0"]);
+    let null = ["--namespace-id", "3", "--size", "1m"];
+    let ran = target.nvmf("verify", &[&null[..], &["--trims", "0", "--zeroes", "0"]].concat());
     assert_eq!(ran.code(), 1, "{}", ran.error());
     let text = ran.text();
     assert!(text.contains(": zeros instead of data\n"), "{text}");
     assert!(text.contains("\n  expected  write "), "{text}");
-    let often = ["--namespace-id", "3", "--ops", "300", "--keep-going", "--json"];
-    let ran = target.nvmf("verify", &often);
+    let often = ["--ops", "300", "--keep-going", "--json"];
+    let ran = target.nvmf("verify", &[&null[..], &often].concat());
     assert_eq!((ran.code(), ran.json()["listed"].as_array().map(Vec::len)), (1, Some(10)));
 }
 
@@ -144,7 +150,8 @@ fn damage_between_two_runs_is_found_in_the_right_blocks() {
     let target = TestTarget::start();
     let state = target.directory().join("state");
     let state = state.to_str().expect("a path");
-    target.nvmf("verify", &["--ops", "800", "--state", state, "--trims", "0"]).good();
+    let all = ["--size", "64m", "--ops", "800", "--state", state, "--trims", "0"];
+    target.nvmf("verify", &all).good();
     let check = ["--check", state, "--keep-going", "--json"];
     for expect in ["all", "durable"] {
         target.nvmf("verify", &[&check[..], &["--expect", expect]].concat()).good();
