@@ -42,6 +42,7 @@ use crate::state::power::PowerLog;
 use crate::state::record::StateDir;
 use crate::state::revoked_hosts::{self, PreparedHosts};
 use crate::state::usage::{UsageStore, UsageWriter};
+use crate::telemetry::gateway::GroupView;
 use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
@@ -89,6 +90,7 @@ struct ReactorThread {
 pub struct Liveness {
     registry: Arc<Registry>,
     pending: Arc<Pending>,
+    gateway: Option<Arc<GroupView>>,
     /// Counters of each reactor, and its iterations at the last call.
     reactors: Vec<(Arc<PollStats>, u64)>,
 }
@@ -124,6 +126,11 @@ impl Liveness {
     /// Pending listeners, devices and directories, a sentence each.
     pub fn pending(&self) -> Vec<String> {
         self.pending.list()
+    }
+
+    /// Why this gateway of a group serves nothing, if it does not.
+    pub fn idle(&self) -> Option<String> {
+        self.gateway.as_ref().and_then(|gateway| gateway.idle())
     }
 
     /// The error of a reactor whose thread has ended before a stop.
@@ -397,8 +404,9 @@ impl RunningTarget {
     /// Liveness of the target, also while it is being changed.
     pub fn pulse(&self) -> Liveness {
         let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
-        let pending = Arc::clone(&self.pending);
-        Liveness { registry: Arc::clone(&self.registry), pending, reactors }
+        let (registry, pending) = (Arc::clone(&self.registry), Arc::clone(&self.pending));
+        let gateway = self.gateway.as_ref().map(GatewayWorker::view);
+        Liveness { registry, pending, gateway, reactors }
     }
 
     /// A read-only view, also while the target is being changed.

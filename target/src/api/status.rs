@@ -32,7 +32,7 @@ pub struct Status {
     pub controllers: u32,
     /// Configured addresses and devices that are missing or damaged, a sentence each.
     pub pending: Vec<String>,
-    /// Namespaces whose device is degraded, a sentence each.
+    /// Namespaces, hosts and gateways that are not served as configured, a sentence each.
     pub degraded: Vec<String>,
     /// File systems of namespaces that are almost full, a sentence each: writes are about to fail.
     #[serde(default)]

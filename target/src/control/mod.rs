@@ -100,6 +100,10 @@ trait Pulse: Send + 'static {
     fn pending(&self) -> Vec<String> {
         Vec::new()
     }
+    /// Why it serves nothing, as a gateway of a group.
+    fn idle(&self) -> Option<String> {
+        None
+    }
     /// Disconnects every host, also while the target is in use elsewhere. May block until then.
     fn part(&self, deadline: Instant);
 }
@@ -147,6 +151,10 @@ impl Pulse for crate::Liveness {
 
     fn pending(&self) -> Vec<String> {
         crate::Liveness::pending(self)
+    }
+
+    fn idle(&self) -> Option<String> {
+        crate::Liveness::idle(self)
     }
 
     fn part(&self, deadline: Instant) {
@@ -382,7 +390,7 @@ impl Control {
         let mut tick = interval(period.unwrap_or(Duration::from_secs(3600)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(LOOK);
-        let (mut stuck, mut reported) = (false, Vec::new());
+        let (mut stuck, mut reported) = (false, (None, Vec::new()));
         loop {
             tokio::select! {
                 _ = tick.tick(), if period.is_some() => {
@@ -398,12 +406,12 @@ impl Control {
                     if let Some(sentence) = pulse.failed() {
                         return sentence;
                     }
-                    let pending = pulse.pending();
+                    let found = (pulse.idle(), pulse.pending());
                     // A reload has reported another status meanwhile.
-                    if pending != reported || !pending.is_empty() {
-                        let line = waiting(&pending) + of_refusal(self.refused.get());
-                        self.manager.status(&line);
-                        reported = pending;
+                    if found != reported || found.0.is_some() || !found.1.is_empty() {
+                        let line = found.0.clone().unwrap_or_else(|| waiting(&found.1));
+                        self.manager.status(&(line + of_refusal(self.refused.get())));
+                        reported = found;
                     }
                 }
             }

@@ -64,6 +64,7 @@ struct FakePulse {
     alive: Arc<AtomicBool>,
     fails: Arc<AtomicBool>,
     pending: Arc<Mutex<Vec<String>>>,
+    idle: Option<String>,
 }
 
 impl FakePulse {
@@ -132,6 +133,10 @@ impl Pulse for FakePulse {
         self.pending.lock().unwrap().clone()
     }
 
+    fn idle(&self) -> Option<String> {
+        self.idle.clone()
+    }
+
     fn part(&self, deadline: Instant) {
         assert!(deadline <= Instant::now() + STOP_BUDGET);
         self.trace.add("parted");
@@ -158,6 +163,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
             alive: Arc::default(),
             fails: Arc::default(),
             pending: Arc::default(),
+            idle: None,
         },
         refuses: false,
         after: WELL,
@@ -295,6 +301,13 @@ fn pending_objects_are_reported_to_the_service_manager() {
     stage.play(&[Act::Until(1, line), RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
     assert!(trace.has(&format!("{line}; and 1 more")), "{:?}", trace.lines());
     assert_eq!(waiting(&[]), "serving everything that is configured");
+}
+
+#[test]
+fn a_gateway_that_serves_nothing_is_reported_to_the_service_manager() {
+    let idle = "gateway a of the group g1 serves nothing";
+    let stage = stage(|fake| fake.health.idle = Some(idle.to_owned()));
+    stage.play(&[Act::Until(1, "STATUS=gateway a of the group g1 serves nothing"), STOP]).unwrap();
 }
 
 #[test]

@@ -28,6 +28,19 @@ impl GroupView {
         lock(&self.group).clone()
     }
 
+    /// Reports a gateway without confirmed heartbeats: it was cut off, or another one has its name or
+    /// slot.
+    pub fn idle(&self) -> Option<String> {
+        let GatewayGroup { name, gateway, fresh, .. } = self.group();
+        // Without a name it has not looked at the group yet.
+        (!fresh && !name.is_empty()).then(|| {
+            format!(
+                "gateway {gateway} of the group {name} serves nothing: its heartbeats are not \
+                 confirmed; see the log, `ceph -s`, and `nvmfctl gateway list` at another gateway"
+            )
+        })
+    }
+
     /// Replaces the state.
     pub(crate) fn set(&self, group: GatewayGroup) {
         *lock(&self.group) = group;

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use nvme::log::AnaState;
 
-use crate::api::{Listener, Status};
+use crate::api::{GatewayConfigError, Listener, Status};
 use crate::blockdev::{Detached, SpaceState};
 use crate::config::Config;
 use crate::control::handle::ControlHandle;
@@ -42,7 +42,10 @@ pub(super) async fn status(State(managed): State<ControlHandle>) -> Json<Status>
         needs_restart: running.needs_restart.iter().map(ToString::to_string).collect(),
         unsaved_changes: count(running.declared.changes().kept.len()),
         set_aside_changes: count(running.declared.changes().set_aside.len()),
-        warnings: config.warnings().into_iter().chain(overcommitted).collect(),
+        warnings: (config.warnings().into_iter())
+            .chain(overcommitted)
+            .chain(refused_version(&managed))
+            .collect(),
         last_reload: running.last_reload.get(),
     })
 }
@@ -98,8 +101,16 @@ fn file_systems(managed: &ControlHandle, state: SpaceState) -> Vec<String> {
     found.into_values().filter_map(|found| state.warning(&names(found))).collect()
 }
 
+/// A version of the shared configuration that this gateway cannot apply.
+fn refused_version(managed: &ControlHandle) -> Option<String> {
+    let GatewayConfigError { version, why } =
+        managed.view().gateway.as_ref()?.group().shared?.refused?;
+    Some(format!("version {version} of the shared configuration is not in force here: {why}"))
+}
+
 pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
-    let mut sentences = Vec::new();
+    let idle = managed.view().gateway.as_ref().and_then(|gateway| gateway.idle());
+    let mut sentences: Vec<String> = idle.into_iter().collect();
     if managed.view().registry.is_leaving() {
         sentences.push("the daemon is stopping: all its paths are inaccessible".to_owned());
     }

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 
 use crate::TargetView;
-use crate::api::NamespaceState;
+use crate::api::{GatewayConfigError, GatewayGroup, GatewayShared, NamespaceState};
 use crate::blockdev::{FileSystemSpace, SpaceState};
 use crate::config::Config;
 use crate::control::handle::RunningConfig;
@@ -344,6 +344,27 @@ fn degraded_and_missing_objects_are_reported_in_lists_and_metrics() {
     assert!(tells("namespace 7 of nqn.2026-11.io.nvmfd:b is lost") && !tells("namespace 3 of"));
     assert!(tells("2 of nqn.2026-11.io.nvmfd:a is served from a file or device that was replaced"));
     assert!(tells("`nvmfctl namespace trust nqn.2026-11.io.nvmfd:a 2`"));
+}
+
+/// It answers, and all its listeners and namespaces are there.
+#[test]
+fn a_gateway_that_serves_nothing_is_degraded() {
+    let stage = stage("");
+    let status = |fresh, refused| {
+        let (gateway, at_unix_s) = (None, None);
+        let shared = Some(GatewayShared { version: 5, gateway, at_unix_s, applied: 4, refused });
+        let (name, gateway) = ("g1".to_owned(), "a".to_owned());
+        let group = GatewayGroup { name, gateway, fresh, shared, ..GatewayGroup::default() };
+        stage.managed.view().gateway.as_ref().unwrap().set(group);
+        stage.visit(|socket| get(socket, "/v1/status").1)
+    };
+    let cut = status(false, None);
+    let sentence = cut["degraded"][0].as_str().unwrap();
+    assert!(sentence.starts_with("gateway a of the group g1 serves nothing: "), "{sentence}");
+    let behind = status(true, Some(GatewayConfigError { version: 5, why: "no image".to_owned() }));
+    let sentence = "version 5 of the shared configuration is not in force here: no image";
+    assert_eq!((&behind["degraded"], &behind["version"]), (&json!([]), &crate::VERSION.into()));
+    assert!(behind["warnings"].as_array().unwrap().contains(&sentence.into()), "{behind}");
 }
 
 #[test]
