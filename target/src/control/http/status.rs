@@ -25,7 +25,7 @@ pub(super) async fn status(State(managed): State<ControlHandle>) -> Json<Status>
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let overcommitted = file_systems(&managed, SpaceState::Overcommitted);
     Json(Status {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: crate::VERSION.to_owned(),
         pid: process::id(),
         uptime_s: view.started.elapsed().as_secs(),
         config_file: running.declared.file().display().to_string(),
