@@ -208,7 +208,14 @@ fn allow_host(subsystem: &mut Table, host: &str) -> Result<(), EditError> {
     Ok(())
 }
 
+/// Refused where any host is admitted: it would only take the resources of its list from the host.
 fn deny_host(subsystem: &mut Table, nqn: &str, host: &str) -> Result<(), EditError> {
+    if subsystem.get("allow_any_host").and_then(Item::as_bool) == Some(true) {
+        return Err(EditError::Wrong(format!(
+            "{nqn} admits any host, and so {host} whether it is listed or not: first `nvmfctl \
+             subsystem set {nqn} allow_any_host=false`, which admits only the listed ones"
+        )));
+    }
     let hosts = hosts(subsystem)?;
     let Some(at) = hosts.iter().position(|each| each.as_str() == Some(host)) else {
         return Err(EditError::Missing(format!("{host} is no host of {nqn}")));

@@ -198,6 +198,10 @@ fn inapplicable_changes_are_rejected_and_change_nothing() {
     assert!(missing(&Change::RemoveSubsystem { nqn: "nqn.c".into() }));
     assert!(missing(&Change::RemoveListener { id: 2 }));
     assert!(missing(&Change::DenyHost { subsystem: a(), host: HOST.into() }));
+    // It would connect again at once.
+    let deny = Change::DenyHost { subsystem: "nqn.2026-11.io.nvmfd:b".into(), host: HOST.into() };
+    let refused = edit(TEXT, &deny).unwrap_err().to_string();
+    assert!(refused.contains("set nqn.2026-11.io.nvmfd:b allow_any_host=false"), "{refused}");
     assert!(missing(&Change::SetAna { listener: 9, group: None, state: "change".into() }));
     assert!(matches!(edit(TEXT, &add(1, "1MiB")), Err(EditError::Exists(_))));
     let listener = Change::AddListener { id: 1, settings: Settings::new() };

@@ -22,7 +22,7 @@ pub(crate) enum Command {
         /// Name the host by its NQN (there: cat /etc/nvme/hostnqn)
         host: String,
     },
-    /// Disallow a host to use a subsystem; it is disconnected
+    /// Disallow a host to use a subsystem; it is disconnected. Not with `allow_any_host = true`
     Deny {
         /// Select the subsystem by its NQN
         subsystem: String,
