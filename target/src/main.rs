@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nvmfd::control::{self, LogFormat};
 use nvmfd::overlay::EffectiveConfig;
@@ -58,15 +59,20 @@ enum Job {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    // The command line takes precedence over the environment.
+    let is_default = matches.value_source("config") == Some(ValueSource::EnvVariable);
     let is_lasting = matches!(arguments.job, None | Some(Job::Announce { .. }));
     let format = is_lasting.then_some(arguments.log_format);
     control::start_log(arguments.log, format);
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
-        (Some(Job::Check { file: Some(file) }), None)
-        | (Some(Job::Check { file: None }), Some(file)) => control::check(&file),
+        (Some(Job::Check { file: Some(file) }), config) if config.is_none() || is_default => {
+            control::check(&file)
+        }
+        (Some(Job::Check { file: None }), Some(file)) => control::check(&file),
         (Some(Job::Announce { services, pause }), _) => logged(control::announce(&services, pause)),
         (Some(Job::InstallFiles { share }), _) => install_files(&share),
         (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),

@@ -57,6 +57,25 @@ fn a_good_configuration_is_printed_with_its_defaults() {
     assert!(!disk.exists(), "a check makes nothing");
 }
 
+/// An administrator who has set it for the daemon checks a draft.
+#[test]
+fn a_file_to_check_takes_precedence_over_the_environment() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("draft.toml"), "colour = 1\n").unwrap();
+    fs::write(at("nvmfd.toml"), "shape = 1\n").unwrap();
+    let says = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfd"));
+        command.args(arguments).env("NVMFD_CONFIG", at("nvmfd.toml"));
+        let Output { status, stderr, .. } = command.output().unwrap();
+        (status.code(), String::from_utf8(stderr).unwrap())
+    };
+    let (code, err) = says(&["check", at("draft.toml").to_str().unwrap()]);
+    assert!(code == Some(1) && err.contains("unknown key `colour`"), "{err}");
+    let (code, err) = says(&["check"]);
+    assert!(code == Some(1) && err.contains("unknown key `shape`"), "{err}");
+}
+
 #[test]
 fn all_configuration_errors_are_printed_and_exit_with_code_1() {
     let directory = tempfile::tempdir().unwrap();
