@@ -63,6 +63,9 @@ const LEAVING: Duration = Duration::from_secs(3);
 /// rest.
 const KEEPING: Duration = Duration::from_millis(400);
 
+/// Ends the line about a section that only a restart changes.
+pub(crate) const RESTART: &str = " has changed and needs a restart";
+
 /// A running target.
 pub struct RunningTarget {
     provider: Choice,
@@ -322,7 +325,7 @@ impl RunningTarget {
             .config()
             .needs_restart(&config)
             .into_iter()
-            .map(|section| format!("{section} has changed and needs a restart"))
+            .map(|section| format!("{section}{RESTART}"))
             .collect();
         config.keep_fixed(provisioner.config());
         provisioner.config().check_regrouped(&config).map_err(Fatal)?;

@@ -670,6 +670,25 @@ fn commands_without_a_dry_run_refuse_the_flag_and_change_nothing() {
     daemon.stop();
 }
 
+/// The configuration is the same. An administrator who has replaced a key has to see that it was read.
+#[test]
+fn a_reload_reports_a_key_that_was_replaced_in_its_file() {
+    let daemon = Daemon::start("127.0.42.31");
+    let at = |name: &str| daemon.directory.path().join(name);
+    let write = |secret: &str| {
+        fs::write(at("key"), secret).unwrap();
+        fs::set_permissions(at("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    write("DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:");
+    daemon.says(&["host", "key", "nqn.2026-11.host:a", at("key").to_str().unwrap()]);
+    write("DHHC-1:00:DRQbIikwNz5FTFNaYWhvdn2Ei5KZoKeutbzDytHY3+Z2DVP+:");
+    let reloaded = daemon.says(&["reload"]);
+    assert!(reloaded.contains("the key of host nqn.2026-11.host:a changed"), "{reloaded}");
+    assert_eq!(daemon.says(&["reload"]), "nothing changes\n");
+    assert!(daemon.says(&["history"]).contains(reloaded.trim_end()));
+    daemon.stop();
+}
+
 #[test]
 fn watch_ends_when_its_reader_closes_the_pipe() {
     let daemon = Daemon::start("127.0.42.8");

@@ -5,7 +5,7 @@ use tracing::{error, info, warn};
 
 use super::handle::ChangeError;
 use super::history::now_unix_s;
-use super::{RunningDaemon, Serve};
+use super::{Renewed, RunningDaemon, Serve};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
@@ -122,14 +122,13 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     fn reload_and_log(&mut self, uid: Option<u32>) -> ChangeResult {
-        let before = self.declared.clone();
         let renewed = self.renew(uid);
         self.note_reload(&renewed);
         match renewed {
-            Ok(changes) => {
-                changes.iter().for_each(|change| info!("{change}"));
+            Ok(Renewed { lines, differences }) => {
+                lines.iter().for_each(|line| info!("{line}"));
                 Ok(Outcome {
-                    differences: differences(before.config(), self.declared.config()),
+                    differences,
                     needs_restart: self.shown.borrow().needs_restart.iter().map(text).collect(),
                     kept: true,
                 })

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use crate::RunningTarget;
 use crate::api::HistoryEntry;
 use crate::config::{Config, ConfigErrors};
+use crate::daemon::RESTART;
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
 use crate::overlay::diff::differences;
@@ -244,6 +245,14 @@ pub fn log_mistakes(errors: &ConfigErrors) {
     }
 }
 
+/// What a reload has changed, a line each.
+struct Renewed {
+    /// What the log says.
+    lines: Vec<String>,
+    /// The differences of the configuration, and of what it names, such as keys in their files.
+    differences: Vec<String>,
+}
+
 /// A target and its configuration. Its owner may change it.
 struct RunningDaemon<T> {
     target: T,
@@ -262,9 +271,9 @@ impl<T: Serve> RunningDaemon<T> {
         let renewed = self.renew(None);
         self.note_reload(&renewed);
         match renewed {
-            Ok(changes) => {
-                changes.iter().for_each(|change| info!("{change}"));
-                info!("reload done: {}", count(changes.len(), "change"));
+            Ok(Renewed { lines, .. }) => {
+                lines.iter().for_each(|line| info!("{line}"));
+                info!("reload done: {}", count(lines.len(), "change"));
             }
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
@@ -280,25 +289,28 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     /// Loads and applies the configuration; returns the changes, or the errors.
-    fn renew(&mut self, uid: Option<u32>) -> Result<Vec<String>, Vec<String>> {
+    fn renew(&mut self, uid: Option<u32>) -> Result<Renewed, Vec<String>> {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
         change::log_unsaved(next.changes());
         for warning in next.warnings() {
             warn!("{warning}");
         }
-        let changes =
-            self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
+        let lines = self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
         // Changes that the file contains now are dropped. On failure the next reload does so.
         if let Err(sentence) = next.keep() {
             warn!("{sentence}");
         }
-        let differences = differences(self.declared.config(), next.config());
+        let mut differences = differences(self.declared.config(), next.config());
+        let is_other = |line: &&String| !line.ends_with(RESTART) && !differences.contains(line);
+        let others: Vec<String> =
+            lines.iter().filter(is_other).map(|line| format!("~ {line}")).collect();
+        differences.extend(others);
         self.adopt(next);
         if !differences.is_empty() {
-            self.note_in_history(uid, vec!["reload".to_owned()], differences);
+            self.note_in_history(uid, vec!["reload".to_owned()], differences.clone());
         }
-        Ok(changes)
+        Ok(Renewed { lines, differences })
     }
 
     /// Appends what has taken effect to the history.
@@ -309,7 +321,7 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     /// Sets the result of the last reload.
-    fn note_reload(&self, renewed: &Result<Vec<String>, Vec<String>>) {
+    fn note_reload(&self, renewed: &Result<Renewed, Vec<String>>) {
         let errors = renewed.as_ref().err().map_or(&[][..], Vec::as_slice);
         self.shown.borrow().last_reload.set(errors);
     }
