@@ -662,7 +662,9 @@ fn commands_without_a_dry_run_refuse_the_flag_and_change_nothing() {
     assert!(set_aside.contains("not in force: "), "{set_aside}");
     refused(&["changes", "forget"]);
     assert_eq!(daemon.says(&["changes", "list"]), set_aside);
-    daemon.says(&["changes", "forget"]);
+    let forgotten = daemon.says(&["changes", "forget"]);
+    assert!(forgotten.contains("namespace 2") && forgotten.contains("(was not in force)"));
+    assert_eq!(daemon.says(&["changes", "forget"]), "nothing changes\n");
 
     let level = daemon.says(&["log"]);
     refused(&["log", "trace"]);

@@ -143,9 +143,11 @@ impl<T: Serve> RunningDaemon<T> {
 
     fn forget(&mut self) -> ChangeResult {
         let next = self.declared.without_set_aside();
+        let line = |it: &SetAside| format!("- {} (was not in force)", it.kept.change);
+        let lines = self.declared.changes().set_aside.iter().map(line).collect();
         next.keep().map_err(ChangeError::Unkept)?;
         self.adopt(next);
-        Ok(Outcome::immediate(Vec::new()))
+        Ok(Outcome::immediate(lines))
     }
 
     fn outcome(&self, next: &EffectiveConfig) -> Outcome {
