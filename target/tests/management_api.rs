@@ -394,6 +394,8 @@ fn failed_checks_and_saves_print_json_if_asked_to() {
         let saved = json(arguments);
         assert_eq!((&saved["changes"], &saved["written"][0]), (&1.into(), &file.as_str().into()));
     }
+    let view = json_at(&daemon.socket(), &["top", "--once"], 1);
+    assert!(view["error"].as_str().unwrap().contains("`nvmfctl stats -o json`"), "{view}");
     let absent = json_at(Path::new("/nowhere"), &["status", "--check"], 2);
     assert!(absent["error"].as_str().unwrap().contains("no daemon is at /nowhere"), "{absent}");
     daemon.stop();

@@ -73,8 +73,11 @@ const FIGURES: [Figure; 7] = [
 ];
 
 pub(crate) async fn run(args: TopArgs, client: &Client) -> Result<(), Failure> {
+    if client.output.json {
+        return Err(Failure::new("this view is text: `nvmfctl stats -o json` has its figures"));
+    }
     let before = look(client).await?;
-    if args.once || client.output.json {
+    if args.once {
         sleep(args.interval).await;
         let view = View::new(look(client).await?, &before, false);
         let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
