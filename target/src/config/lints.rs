@@ -98,8 +98,8 @@ fn admission(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     }
     if subsystem.allow_any_host && !subsystem.hosts.is_empty() {
         warnings.push(format!(
-            "every host can connect to {nqn}: with `allow_any_host = true` the list of \
-             hosts says nothing"
+            "every host can connect to {nqn}: with `allow_any_host = true` its `hosts` are only \
+             those for which resources are reserved"
         ));
     }
     if let Some(managed) = &subsystem.managed
