@@ -183,13 +183,28 @@ fn firewall(nft: Option<String>, iptables: Option<String>) -> Finding {
         (false, true, _) => Finding::problem(
             check,
             "packets are dropped by default, and no rule names UDP port 4791",
-            "let it in: nft add rule inet filter input udp dport 4791 accept",
+            format!("let it in: {}", admission(&lines)),
         ),
         (false, false, true) => Finding::warning(
             check,
             "some rules drop packets, and none names UDP port 4791",
-            "make sure that it may come in: nft add rule inet filter input udp dport 4791 accept",
+            format!("make sure that it may come in: {}", admission(&lines)),
         ),
+    }
+}
+
+/// The command that lets the port in, of what has made the rules. A rule behind one that drops
+/// everything has no effect.
+fn admission(rules: &[&str]) -> &'static str {
+    let has = |word: &str| rules.iter().any(|line| line.contains(word));
+    if has("table inet firewalld") {
+        "firewall-cmd --permanent --add-port=4791/udp && firewall-cmd --reload"
+    } else if has("ufw-") {
+        "ufw allow 4791/udp"
+    } else if has("table inet filter {") {
+        "nft insert rule inet filter input udp dport 4791 accept"
+    } else {
+        "iptables -I INPUT -p udp --dport 4791 -j ACCEPT"
     }
 }
 
@@ -279,5 +294,14 @@ mod tests {
         says(&iptables("-P INPUT ACCEPT\n"), Fine, "no rule keeps");
         says(&iptables("-P INPUT DROP\n-A INPUT -p udp --dport 4791 -j ACCEPT\n"), Fine, "4791");
         says(&firewall(None, None), Fine, "neither");
+        for (rules, command) in [
+            ("table inet filter {\n", "nft insert rule inet filter input"),
+            ("table inet firewalld {\n", "firewall-cmd --permanent --add-port=4791/udp"),
+            ("table ip filter {\nchain ufw-user-input {\n", "ufw allow 4791/udp"),
+            ("table ip filter {\n", "iptables -I INPUT -p udp --dport 4791 -j ACCEPT"),
+        ] {
+            let finding = nft(&format!("{rules}{chain} drop;\n"));
+            assert!(finding.remedy.contains(command), "{finding}");
+        }
     }
 }
