@@ -3,6 +3,9 @@
 //! selects its target, connects, acts and disconnects.
 
 mod cli;
+#[cfg(test)]
+#[path = "../../tests/src/documented_commands.rs"]
+mod documented_commands;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -211,4 +214,20 @@ fn main() -> ExitCode {
             _ => ExitCode::FAILURE,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_argument_table_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn command_lines_in_documents_are_accepted() {
+        let parse = |words| Cli::try_parse_from::<Vec<String>, _>(words).map(drop);
+        documented_commands::assert_accepted("nvmf", parse);
+    }
 }

@@ -1,5 +1,9 @@
 //! The daemon `nvmfd`: arguments, logging, and the choice between serving and checking.
 
+#[cfg(test)]
+#[path = "../../tests/src/documented_commands.rs"]
+mod documented_commands;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -133,5 +137,11 @@ mod tests {
     #[test]
     fn the_argument_table_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn command_lines_in_documents_are_accepted() {
+        let parse = |words| Arguments::try_parse_from::<Vec<String>, _>(words).map(drop);
+        documented_commands::assert_accepted("nvmfd", parse);
     }
 }

@@ -11,6 +11,9 @@ mod connect;
 mod controllers;
 mod derived_stats;
 mod doctor;
+#[cfg(test)]
+#[path = "../../../../tests/src/documented_commands.rs"]
+mod documented_commands;
 mod gateway;
 mod history;
 mod host;
@@ -252,5 +255,11 @@ mod tests {
     #[test]
     fn the_argument_table_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn command_lines_in_documents_are_accepted() {
+        let parse = |words| Arguments::try_parse_from::<Vec<String>, _>(words).map(drop);
+        documented_commands::assert_accepted("nvmfctl", parse);
     }
 }
