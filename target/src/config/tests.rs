@@ -51,6 +51,72 @@ fn a_reactor_takes_about_64_mib_by_default() {
 }
 
 #[test]
+fn documents_name_every_section_that_only_a_restart_changes() {
+    let running = Config::parse(LEAST).unwrap();
+    let mut changed = Config::parse(&format!(
+        "provider = \"soft\"\nstate_directory = \"/s\"\n{LEAST}[reactor]\nthreads = 2\n[memory]\n\
+         receives = 8192\n[limits]\nqueue_depth = 32\n[capture]\npath = \"/p\"\n[soft]\n\
+         source_ports = 2\n[management]\nconsole = false\n"
+    ))
+    .unwrap();
+    let name = || "g".to_owned();
+    let (pool, gateway) = (name(), name());
+    changed.group = Some(GroupConfig { name: name(), pool, gateway, slot: 0, shared: false });
+    let fixed = running.needs_restart(&changed);
+    assert_eq!(fixed.len(), 9, "all of them");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    for (document, begin, end) in [
+        ("docs/src/troubleshooting.md", "Keys that need a restart (", ")"),
+        ("configs/nvmfd.toml", "Changes of [reactor]", "next start"),
+    ] {
+        let text = text(document);
+        let (_, rest) = text.split_once(begin).expect("the list");
+        let (list, _) = rest.split_once(end).expect("its end");
+        for section in &fixed {
+            assert!(format!("[reactor]{list}").contains(section), "{document}: {section}");
+        }
+    }
+    let page = text("docs/src/configuration.md");
+    let marked = |section: &&&str| match section.starts_with('[') {
+        true => page
+            .split("\n## ")
+            .any(|part| part.starts_with(&format!("`{section}`")) && part.contains("*restart*")),
+        false => page.lines().any(|line| {
+            line.starts_with(&format!("| `{section}` |")) && line.contains("*restart*")
+        }),
+    };
+    let unmarked: Vec<_> = fixed.iter().filter(|section| !marked(section)).collect();
+    assert!(unmarked.is_empty(), "{unmarked:?}");
+    // The first one explains the mark.
+    assert_eq!(page.matches("*restart*").count(), fixed.len() + 1);
+}
+
+#[test]
+fn configurations_in_the_book_are_accepted() {
+    let subsystem = "[[subsystem]]\nnqn = \"nqn.2026-11.org.example:a\"\nallow_any_host = true\n";
+    let mut blocks = 0;
+    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src");
+    for page in std::fs::read_dir(book).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = if page.is_file() { std::fs::read(&page).unwrap() } else { continue };
+        let text = String::from_utf8_lossy(&text).into_owned();
+        for block in text.split("```toml\n").skip(1) {
+            let (block, _) = block.split_once("```").expect("its end");
+            // A part has no subsystem for its namespaces.
+            let of_namespace = "[[subsystem.namespace]]";
+            let whole = match block.contains("[[subsystem]]") {
+                true => block.to_owned(),
+                false => block.replacen(of_namespace, &format!("{subsystem}{of_namespace}"), 1),
+            };
+            let read = Config::parse(&whole);
+            assert!(read.is_ok(), "{}: {}", page.display(), read.unwrap_err());
+            blocks += 1;
+        }
+    }
+    assert!(blocks >= 7, "{blocks}");
+}
+
+#[test]
 fn every_key_is_read() {
     let config = Config::parse(
         r#"
