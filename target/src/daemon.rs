@@ -683,7 +683,7 @@ fn pin(cpu: Option<u32>) {
 
 /// Whether an RDMA device has this address, or may get it: if the machine has an RDMA device, an
 /// address that appears later may belong to it.
-fn will_own(at: &SocketAddr) -> bool {
+pub(crate) fn will_own(at: &SocketAddr) -> bool {
     let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
     owns(at) || availability::address(*at).is_some() && owns(&any)
 }

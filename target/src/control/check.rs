@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,12 @@ use crate::config::{
     AuthenticationConfig, Config, ConfigErrors, KeyReader, ManagementConfig, Missing,
     NamespaceConfig, NamespaceKind, Size, given_state_directory,
 };
+use crate::daemon::will_own;
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::probes::{self, Probed, probe_all};
 use crate::provision::devices::DeviceTable;
+use crate::reactor::fabric::{Choice, choose};
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
 use nix::unistd::Group;
@@ -58,7 +60,7 @@ pub fn check(file: &Path) -> bool {
     good &= addresses(config);
     good &= backing_stores(config);
     good &= management(config);
-    good &= capture(config);
+    good &= capture(config, will_own);
     good &= keys(config);
     // A closed stdout is no error.
     let _ = write!(io::stdout(), "{config}");
@@ -192,9 +194,17 @@ fn management(config: &Config) -> bool {
     mistakes.is_empty()
 }
 
-/// Checks that the file of a capture can be made.
-fn capture(config: &Config) -> bool {
+/// Checks that packets can be captured, and that their file can be made. `owns`: whether an RDMA
+/// device has an address, or may get it.
+fn capture(config: &Config, owns: impl Fn(&SocketAddr) -> bool) -> bool {
     let Some(path) = config.capture.as_ref().map(|capture| &capture.path) else { return true };
+    if let (Choice::Verbs, why) = choose(config.provider, &config.addresses(), owns) {
+        error!(
+            "[capture] has packets of the provider \"soft\" only, and \"verbs\" would serve \
+             ({why}): leave [capture] out, or write provider = \"soft\""
+        );
+        return false;
+    }
     let good = has_directory(path) && !path.is_dir();
     if !good {
         error!(
@@ -613,11 +623,15 @@ mod tests {
         assert!(!management(&socket(&file)), "no socket");
         assert!(management(&socket(&directory.path().join("new"))));
         assert!(management(&socket(Path::new("/run/nvmfd-none/s"))), "systemd may make it");
-        assert!(capture(&config(String::new())) && capture(&packets(&file)));
-        assert!(!capture(&packets(Path::new("/nonexistent/packets.pcapng"))));
-        assert!(!capture(&packets(directory.path())));
+        let capture = |config: Config| super::capture(&config, |_| false);
+        assert!(capture(config(String::new())) && capture(packets(&file)));
+        assert!(!capture(packets(Path::new("/nonexistent/packets.pcapng"))));
+        assert!(!capture(packets(directory.path())));
+        assert!(!super::capture(&packets(&file), |_| true), "of a device there is none");
+        let devices = config(format!("provider = \"verbs\"\n[capture]\npath = {file:?}"));
+        assert!(!capture(devices));
         fs::write(&file, "data").unwrap();
-        assert!(!capture(&packets(&file)), "a start refuses it");
+        assert!(!capture(packets(&file)), "a start refuses it");
     }
 
     #[test]
