@@ -61,6 +61,7 @@ pub(crate) use line_origin::Origins;
 pub use listener::overlap;
 pub use management_api::{DEFAULT_SOCKET, ManagementConfig};
 pub use missing::Missing;
+pub(crate) use ns_management::CATALOG_RECORD;
 pub use ns_management::ManagedConfig;
 pub use qos::LimitConfig;
 pub use save::Saving;

@@ -15,6 +15,9 @@ use super::schema::{bounded, name};
 use super::size::{SIZE_FORM, Size};
 use super::table_reader::{At, TableReader};
 
+/// Name of the record of host-created namespaces, in the directory of their files.
+pub(crate) const CATALOG_RECORD: &str = "namespaces";
+
 /// Permission and quota for host-created namespaces.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ManagedConfig {

@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
@@ -18,9 +19,12 @@ use crate::config::{
 use crate::daemon::will_own;
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
-use crate::platform::probes::{self, Probed, probe_all};
+use crate::platform::probes::{self, PATIENCE, Probed, probe_all};
 use crate::provision::devices::DeviceTable;
+use crate::provision::ns_catalog::Catalog;
 use crate::reactor::fabric::{Choice, choose};
+use crate::state::ns_catalog::RECORD;
+use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
 use nix::unistd::Group;
@@ -59,6 +63,7 @@ pub fn check(file: &Path) -> bool {
     good &= state_directory(config);
     good &= addresses(config);
     good &= backing_stores(config);
+    good &= managed_directories(config, &BlockingPool::default());
     good &= management(config);
     good &= capture(config, will_own);
     good &= keys(config);
@@ -127,6 +132,50 @@ fn backing_stores(config: &Config) -> bool {
         good = false;
     }
     good
+}
+
+/// Checks the directories of namespaces that hosts manage: each is there, and has the record of its
+/// subsystem, or none yet.
+fn managed_directories(config: &Config, opening: &BlockingPool) -> bool {
+    let all = config.subsystems.iter();
+    let all = all.filter_map(|each| Some((each.nqn, each.managed.as_ref()?.directory.clone())));
+    let begun: Vec<_> = all
+        .map(|(nqn, directory)| {
+            let path = directory.clone();
+            let task = opening.begin(&path, move || managed_directory(&directory, nqn));
+            (nqn, path, task)
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut good = true;
+    for (nqn, path, task) in begun {
+        let place = format!("managed namespaces of {nqn}");
+        match (task.by(deadline), config.missing) {
+            (Ok(None), _) => {}
+            (Ok(Some(why)), Missing::Wait) => warn!("{place}: {why}: they would be pending"),
+            (Err(why), Missing::Wait) if opening.hangs_at(&path) => {
+                warn!("{place}: {why}: they would be pending");
+            }
+            (Ok(Some(why)) | Err(why), _) => {
+                error!("{place}: {why}");
+                good = false;
+            }
+        }
+    }
+    good
+}
+
+/// Returns the reason why such a directory would be pending, if it would; an error if it cannot be
+/// used.
+fn managed_directory(directory: &Path, nqn: Nqn) -> Result<Option<String>, String> {
+    if let Some(why) = availability::directory(directory, RECORD) {
+        return Ok(Some(why));
+    }
+    if StateDir(directory).is_denied(RECORD) {
+        warn!("{} cannot be read: {AS_ROOT}", directory.join(RECORD).display());
+        return Ok(None);
+    }
+    Catalog::record_in(directory, nqn).map(|_| None)
 }
 
 /// Warns of stores that do not survive the machine, and of blocks that a power failure may tear.
@@ -578,6 +627,27 @@ mod tests {
         assert!(problems(&config)[1].is_err());
         config.subsystems[0].namespaces.iter_mut().for_each(|each| each.read_only = true);
         assert_eq!(problems(&config), [Ok(None), Ok(None), Ok(None)]);
+    }
+
+    #[test]
+    fn directories_of_managed_namespaces_are_checked() {
+        let directory = tempdir().unwrap();
+        let managed = directory.path().join("managed");
+        let mut config = Config::parse(&format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[subsystem.managed]\ndirectory = \
+             {managed:?}\nquota = \"1MiB\"\n"
+        ))
+        .unwrap();
+        let is_good = |config: &Config| managed_directories(config, &BlockingPool::default());
+        assert!(is_good(&config), "they would be pending");
+        config.missing = Missing::Fail;
+        assert!(!is_good(&config));
+        fs::create_dir(&managed).unwrap();
+        assert!(is_good(&config));
+        config.missing = Missing::Wait;
+        fs::write(managed.join(RECORD), "damaged").unwrap();
+        assert!(!is_good(&config), "they would not be served before a reload");
     }
 
     /// On a machine whose root file system is on a device that this user may read.

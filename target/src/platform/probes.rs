@@ -13,7 +13,7 @@ use crate::blockdev::rbd::{self, Examination};
 use crate::config::{Config, NamespaceConfig, Size};
 
 /// Time limit for the probes of all stores.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of the probe of one store.
 pub(crate) struct Probed<'c, T> {

@@ -65,14 +65,7 @@ impl Catalog {
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         StateDir(directory).sync_names().map_err(failed)?;
-        let record =
-            StateDir(directory).load(RECORD)?.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
-        if record.subsystem != nqn {
-            let other = record.subsystem;
-            return Err(format!(
-                "{shown} has the namespaces of {other}: give {nqn} its own directory"
-            ));
-        }
+        let record = Catalog::record_in(directory, nqn)?;
         let own = Arc::new(NamespaceDirectory::new(directory, lock).map_err(failed)?);
         let mut catalog = Catalog { directory: own, record };
         let mut lines = Vec::new();
@@ -81,6 +74,22 @@ impl Catalog {
         }
         lines.extend(catalog.oddities().map_err(failed)?);
         Ok((catalog, lines))
+    }
+
+    /// Loads the record of a subsystem in its directory; a new one is empty.
+    ///
+    /// # Errors
+    /// One sentence: it is damaged, or that of another subsystem.
+    pub(crate) fn record_in(directory: &Path, nqn: Nqn) -> Result<NamespaceCatalogRecord, String> {
+        let record: Option<NamespaceCatalogRecord> = StateDir(directory).load(RECORD)?;
+        let record = record.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
+        let (shown, owner) = (directory.display(), record.subsystem);
+        match owner == nqn {
+            true => Ok(record),
+            false => {
+                Err(format!("{shown} has the namespaces of {owner}: give {nqn} its own directory"))
+            }
+        }
     }
 
     /// Path of the directory.

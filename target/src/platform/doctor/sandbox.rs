@@ -8,7 +8,7 @@ use super::Finding;
 use super::ports::said;
 use super::unit_user::UNIT;
 use crate::blockdev::names_device;
-use crate::config::{Config, NamespaceKind};
+use crate::config::{CATALOG_RECORD, Config, NamespaceKind};
 
 /// Properties of a unit, as `systemctl show` prints them.
 struct Sandbox<'t>(&'t str);
@@ -18,17 +18,28 @@ pub fn examine_sandbox(config: &Config) -> Vec<Finding> {
     let properties = "--property=ProtectSystem,ProtectHome,PrivateTmp,ReadWritePaths,BindPaths,\
                       StateDirectory,DevicePolicy,DeviceAllow";
     let unit = said("systemctl", &["show", properties, UNIT]).unwrap_or_default();
-    let all = config.subsystems.iter();
-    let stores =
-        all.flat_map(|subsystem| subsystem.namespaces.iter().map(move |it| (subsystem, it)));
-    let findings = stores.filter_map(|(subsystem, namespace)| {
-        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
-        let (why, remedy) = Sandbox(&unit).denial(path, !namespace.read_only)?;
-        let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+    let findings = paths(config).filter_map(|(place, path, writes)| {
+        let (why, remedy) = Sandbox(&unit).denial(&path, writes)?;
         let sentence = format!("{place}: {UNIT} {why} {}", path.display());
         Some(Finding::problem("sandbox", sentence, format!("systemctl edit nvmfd: {remedy}")))
     });
     findings.collect()
+}
+
+/// Files and devices that the daemon uses: what each belongs to, and whether it is written.
+fn paths(config: &Config) -> impl Iterator<Item = (String, PathBuf, bool)> {
+    config.subsystems.iter().flat_map(|subsystem| {
+        let nqn = subsystem.nqn;
+        let stores = subsystem.namespaces.iter().filter_map(move |namespace| {
+            let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
+            let place = format!("namespace {} of {nqn}", namespace.nsid);
+            Some((place, path.clone(), !namespace.read_only))
+        });
+        let record =
+            subsystem.managed.as_ref().map(|managed| managed.directory.join(CATALOG_RECORD));
+        let managed = move |record| (format!("managed namespaces of {nqn}"), record, true);
+        stores.chain(record.map(managed))
+    })
 }
 
 impl Sandbox<'_> {
@@ -90,6 +101,20 @@ fn real(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use crate::platform::doctor::sandbox::*;
+
+    #[test]
+    fn directories_of_managed_namespaces_are_compared_with_the_sandbox() {
+        let config = Config::parse(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[subsystem.managed]\ndirectory = \
+             \"/nvmfd-managed\"\nquota = \"1MiB\"\n",
+        );
+        let all: Vec<_> = paths(&config.unwrap()).collect();
+        let (place, path) = ("managed namespaces of nqn.2026-11.io.nvmfd:a", "/nvmfd-managed");
+        assert_eq!(all, [(place.to_owned(), Path::new(path).join(CATALOG_RECORD), true)]);
+        let denied = Sandbox("ProtectSystem=strict\n").denial(&all[0].1, true).unwrap();
+        assert_eq!(denied.1, "ReadWritePaths=/nvmfd-managed");
+    }
 
     #[test]
     fn stores_outside_of_the_sandbox_of_the_unit_are_denied() {

@@ -5,6 +5,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use nvme::Nqn;
 
@@ -13,14 +14,20 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
 use crate::blockdev::{OpenError, names_device};
-use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind};
+use crate::config::{CATALOG_RECORD, Config, KeyReader, NamespaceConfig, NamespaceKind};
+use crate::platform::availability;
 use crate::platform::probes::{self, Probed, probe_all};
 use crate::plural::count;
 
+/// Remedy for a path that does not answer.
+const HANGS: &str = "the kernel log may name the device that hangs";
+
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
-    let mut findings = stores(config, &BlockingPool::default());
+    let opening = BlockingPool::default();
+    let mut findings = stores(config, &opening);
+    findings.extend(managed_directories(config, &opening));
     if let Some(directory) = &config.state_directory {
-        findings.push(state(directory, try_writing(directory)));
+        findings.push(writable("state", "state_directory", directory, try_writing(directory)));
     }
     if !config.authentication.hosts.is_empty() {
         let keys = config.authentication.hosts.len();
@@ -37,11 +44,34 @@ fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
         Ok(store(&place(nqn, namespace.nsid), namespace))
     });
     let findings = probed.into_iter().map(|Probed { nqn, namespace, outcome, .. }| {
-        let remedy = "the kernel log may name the device that hangs";
         let sentence = |why| format!("{}: {why}", place(nqn, namespace.nsid));
-        outcome.unwrap_or_else(|why| Finding::problem("storage", sentence(why), remedy))
+        outcome.unwrap_or_else(|why| Finding::problem("storage", sentence(why), HANGS))
     });
     findings.collect()
+}
+
+/// Checks the directories of namespaces that hosts manage.
+fn managed_directories(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
+    let all = config.subsystems.iter();
+    let all = all.filter_map(|each| Some((each.nqn, each.managed.as_ref()?.directory.clone())));
+    all.map(|(nqn, directory)| {
+        let name = format!("managed namespaces of {nqn}: directory");
+        let (place, path) = (name.clone(), directory.clone());
+        let task = opening.begin(&path, move || Ok(managed_directory(&place, &directory)));
+        let outcome = task.by(Instant::now() + probes::PATIENCE);
+        outcome.unwrap_or_else(|why| Finding::problem("storage", format!("{name}: {why}"), HANGS))
+    })
+    .collect()
+}
+
+fn managed_directory(name: &str, directory: &Path) -> Finding {
+    match availability::directory(directory, CATALOG_RECORD) {
+        None => writable("storage", name, directory, try_writing(directory)),
+        Some(why) => {
+            let remedy = "make it, or mount its file system; or correct the path";
+            Finding::problem("storage", format!("{name}: {why}"), remedy)
+        }
+    }
 }
 
 fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
@@ -162,13 +192,13 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
     Finding::problem(check, sentence, remedy)
 }
 
-fn state(directory: &Path, tried: io::Result<()>) -> Finding {
-    let check = "state";
+/// Finding about a directory, by its name in sentences, that the daemon has to write.
+fn writable(check: &'static str, name: &str, directory: &Path, tried: io::Result<()>) -> Finding {
     let shown = directory.display();
     let Err(error) = tried else {
-        return Finding::ok(check, format!("state_directory {shown} can be written"));
+        return Finding::ok(check, format!("{name} {shown} can be written"));
     };
-    let sentence = format!("state_directory {shown} cannot be written: {error}");
+    let sentence = format!("{name} {shown} cannot be written: {error}");
     let remedy = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
             format!("make it: install -d -m 700 {shown}")
@@ -275,6 +305,7 @@ mod tests {
     #[test]
     fn an_unwritable_state_directory_is_a_problem() {
         let directory = tempfile::tempdir().unwrap();
+        let state = |path: &Path, tried| writable("state", "state_directory", path, tried);
         says(&state(directory.path(), try_writing(directory.path())), Fine, "can be written");
         let missing = directory.path().join("missing");
         let finding = state(&missing, try_writing(&missing));
@@ -284,6 +315,21 @@ mod tests {
             let failed = Err(io::Error::from_raw_os_error(errno));
             says(&state(directory.path(), failed), Problem, "cannot be written");
         }
+    }
+
+    #[test]
+    fn a_missing_directory_of_managed_namespaces_is_a_problem() {
+        let directory = tempfile::tempdir().unwrap();
+        let managed = directory.path().join("managed");
+        let config = Config::parse(&format!(
+            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+             \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[subsystem.managed]\ndirectory = \
+             {managed:?}\nquota = \"1MiB\"\n"
+        ))
+        .unwrap();
+        says(&examine(&config)[0], Problem, "there is no directory");
+        fs::create_dir(&managed).unwrap();
+        says(&examine(&config)[0], Fine, "can be written");
     }
 
     #[test]
