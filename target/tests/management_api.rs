@@ -674,6 +674,22 @@ fn commands_without_a_dry_run_refuse_the_flag_and_change_nothing() {
     daemon.stop();
 }
 
+/// With `missing = "wait"` a reload succeeds, and serves it when it appears.
+#[test]
+fn a_reload_reports_what_is_not_served() {
+    let daemon = Daemon::start("127.0.42.32");
+    let file = daemon.directory.path().join("nvmfd.toml");
+    let missing = daemon.directory.path().join("none/disk.img");
+    let text = fs::read_to_string(&file).unwrap();
+    let namespace = format!("[[subsystem.namespace]]\nnsid = 2\npath = {missing:?}\n");
+    fs::write(&file, text + &namespace).unwrap();
+    let reloaded = daemon.says(&["reload"]);
+    assert!(reloaded.contains("+ namespace 2: file "), "{reloaded}");
+    let pending = format!("! pending: namespace 2 of {NQN}");
+    assert!(reloaded.contains(&pending) && reloaded.contains("no directory"), "{reloaded}");
+    daemon.stop();
+}
+
 /// The configuration is the same. An administrator who has replaced a key has to see that it was read.
 #[test]
 fn a_reload_reports_a_key_that_was_replaced_in_its_file() {

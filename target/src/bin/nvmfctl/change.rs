@@ -172,13 +172,19 @@ fn by_name(sources: &[Source]) -> Result<BTreeMap<String, String>, Failure> {
     sources.iter().map(named).collect()
 }
 
-/// Reloads the configuration file.
+/// Reloads the configuration file. What is in force and not served, as it is missing, is shown too.
 pub(crate) async fn reload(client: &Client) -> Result<(), Failure> {
-    let done = match client.output.dry_run {
-        true => client.get::<Outcome>("/v1/plan").await?,
-        false => client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?,
+    if client.output.dry_run {
+        return client.show("/v1/plan", text).await;
+    }
+    let done = client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
+    let pending = match client.output.json {
+        true => Vec::new(),
+        // The reload is done, whether this answers or not.
+        false => client.get::<Status>("/v1/status").await.map_or(Vec::new(), |it| it.0.pending),
     };
-    client.output.answer(&done, text);
+    let pending: String = pending.iter().map(|what| format!("\n! pending: {what}")).collect();
+    client.output.answer(&done, |outcome| text(outcome) + &pending);
     Ok(())
 }
 
