@@ -479,6 +479,36 @@ fn relay(daemon: &Daemon, during: impl FnOnce() + Send + 'static) -> PathBuf {
 
 /// Restores the text of the files between the list and the reload of a save; there is no unsaved
 /// change then.
+/// At a gateway with a shared configuration the text would replace the file that has the listeners.
+#[test]
+fn an_apply_fails_if_it_is_unknown_whether_the_configuration_is_shared() {
+    let daemon = Daemon::start("127.0.42.33");
+    let other = daemon.directory.path().join("other.toml");
+    fs::copy(daemon.directory.path().join("nvmfd.toml"), &other).unwrap();
+    let (path, real) = (daemon.directory.path().join("relay"), daemon.socket());
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let mut request = [0; 4096];
+            let length = client.read(&mut request).unwrap();
+            let text = String::from_utf8_lossy(&request[..length]).into_owned();
+            let mut response = b"HTTP/1.1 503 \r\ncontent-length: 0\r\n\r\n".to_vec();
+            if !text.contains("/v1/gateway-group/configuration") {
+                let mut server = UnixStream::connect(&real).unwrap();
+                let request = text.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+                server.write_all(request.as_bytes()).unwrap();
+                response.clear();
+                server.read_to_end(&mut response).unwrap();
+            }
+            client.write_all(&response).unwrap();
+        }
+    });
+    let (code, out, err) = nvmfctl(&path, &["apply", other.to_str().unwrap()]);
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    assert!(err.contains("the daemon answers 503"), "{err}");
+    daemon.stop();
+}
+
 #[test]
 fn an_apply_during_a_save_stays_in_force() {
     let daemon = Daemon::start("127.0.42.23");

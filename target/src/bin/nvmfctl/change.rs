@@ -107,10 +107,10 @@ pub(crate) async fn apply(other: &Other, client: &Client) -> Result<(), Failure>
 
 async fn replace(other: &Other, dry_run: bool, client: &Client) -> Result<Outcome, Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
-    let shared = client.get::<GatewayConfiguration>("/v1/gateway-group/configuration").await;
+    let shared = client.find::<GatewayConfiguration>("/v1/gateway-group/configuration").await?;
     let change = match shared {
-        Ok(_) => shared_replacement(&other.path)?,
-        Err(_) => replacement(&other.path, Path::new(&status.config_file))?,
+        Some(_) => shared_replacement(&other.path)?,
+        None => replacement(&other.path, Path::new(&status.config_file))?,
     };
     outcome(change, dry_run, client).await
 }

@@ -77,6 +77,15 @@ impl Client {
         self.ask(Method::GET, path, None).await
     }
 
+    /// As [`Client::get`]; `None` if the daemon has no such object.
+    pub(crate) async fn find<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>, Failure> {
+        let (status, _, body) = self.exchange(Method::GET, path, None, None).await?;
+        match status {
+            StatusCode::NOT_FOUND => Ok(None),
+            status => read(status, &body).map(|(found, _)| Some(found)),
+        }
+    }
+
     /// As [`Client::get`], with the entity tag of the response.
     pub(crate) async fn get_tagged<T: DeserializeOwned>(
         &self,
