@@ -2,6 +2,8 @@
 //! file system that hangs must not keep requests waiting.
 
 use std::ffi::OsString;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
@@ -63,11 +65,13 @@ impl Drop for MetricsFile {
     }
 }
 
-/// Replaces a file as a whole. The collector reads names that end in `.prom` only.
+/// Replaces a file as a whole. The collector reads names that end in `.prom` only, and is another
+/// user's, whatever the umask of this process.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let mut new = OsString::from(path);
     new.push(".new");
     std::fs::write(&new, text)?;
+    std::fs::set_permissions(&new, Permissions::from_mode(0o644))?;
     std::fs::rename(&new, path)
 }
 
@@ -88,5 +92,12 @@ mod tests {
         }
         drop(file);
         assert_eq!(std::fs::read_dir(directory.path()).expect("there").count(), 0);
+        // The units have an umask of 077.
+        let private = directory.path().join("nvmf.prom.new");
+        std::fs::write(&private, "").expect("written");
+        std::fs::set_permissions(&private, Permissions::from_mode(0o600)).expect("there");
+        replace(&path, "up 1\n").expect("written");
+        let mode = path.metadata().expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o644, "the collector may read it");
     }
 }
