@@ -68,7 +68,8 @@ fn main() -> ExitCode {
     // The command line takes precedence over the environment.
     let is_default = matches.value_source("config") == Some(ValueSource::EnvVariable);
     let is_lasting = matches!(arguments.job, None | Some(Job::Announce { .. }));
-    let format = is_lasting.then_some(arguments.log_format);
+    let format = arguments.log_format;
+    let format = Some(format).filter(|it| is_lasting || *it == LogFormat::Json);
     control::start_log(arguments.log, format);
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),

@@ -112,6 +112,9 @@ fn log_lines_have_timestamps_and_json_records_have_fields() {
     assert!(object["timestamp"].as_str().unwrap().ends_with('Z'), "{json}");
     let (_, _, check) = nvmfd(&["check", file]);
     assert!(check.starts_with("ERROR "), "{check}");
+    let (_, _, check) = nvmfd(&["check", file, "--log-format", "json"]);
+    let checked: serde_json::Value = serde_json::from_str(check.trim()).unwrap();
+    assert_eq!(checked["message"], object["message"]);
 }
 
 #[test]
