@@ -52,11 +52,11 @@ pub struct HostArgs {
     /// Identifier of this host [default: from /etc/nvme/hostid]
     #[arg(help_heading = TARGET, short = 'I', long, value_name = "UUID")]
     pub hostid: Option<String>,
-    /// I/O queues
+    /// I/O queues [default: 1; to verify 2]
     #[arg(help_heading = TARGET, short = 'i', long, value_name = "COUNT",
         value_parser = clap::value_parser!(u16).range(1..=128))]
     pub nr_io_queues: Option<u16>,
-    /// Entries of an I/O queue
+    /// Entries of an I/O queue [default: 128; to verify and bench, what --iodepth needs]
     #[arg(help_heading = TARGET, short = 'Q', long, value_name = "ENTRIES",
         value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub queue_size: Option<u16>,

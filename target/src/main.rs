@@ -40,9 +40,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Job {
-    /// Check a configuration and print it with all defaults; serve nothing
+    /// Check a configuration and print it with the important defaults; serve nothing
     Check {
-        /// Check this configuration
+        /// Check this configuration; absent: that of --config
         file: Option<PathBuf>,
     },
     /// Announce services by multicast DNS, for the daemon

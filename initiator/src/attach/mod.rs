@@ -161,7 +161,7 @@ pub struct ServeArgs {
     /// Have every write reach the medium before it is acknowledged
     #[arg(long)]
     pub write_through: bool,
-    /// Memory for data
+    /// Memory for data, at least 64m
     #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = size)]
     pub memory: u64,
     /// Write metrics to this file every 5 seconds: FILE.prom, for node_exporter

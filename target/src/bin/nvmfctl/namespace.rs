@@ -32,7 +32,7 @@ pub(crate) enum Command {
         /// Set the size, such as 10GiB; absent: that of the file
         #[arg(long)]
         size: Option<String>,
-        /// Use "ram" or "null" instead of a path
+        /// Use "ram" or "null" instead of a path, or "rbd" with --set path=POOL/IMAGE
         #[arg(long, conflicts_with = "path")]
         kind: Option<String>,
         /// Set the block size: 512 or 4096
