@@ -54,16 +54,21 @@ impl History {
         History(Arc::new(Mutex::new(entries.unwrap_or_default())))
     }
 
-    /// Appends a change that has taken effect. It is in force also if this cannot be persisted.
+    /// Appends a change that has taken effect. It is in force also if this cannot be persisted. For one
+    /// caller at a time: the owner of the target.
     pub(super) fn note(&self, directory: Option<&Path>, mut entry: HistoryEntry) {
         shorten(&mut entry.requested);
         shorten(&mut entry.differences);
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.0.len() == MOST_ENTRIES {
-            entries.0.pop_front();
-        }
-        entries.0.push_back(entry);
-        let written = directory.map_or(Ok(()), |path| StateDir(path).replace(NAME, &*entries));
+        let entries = {
+            let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if entries.0.len() == MOST_ENTRIES {
+                entries.0.pop_front();
+            }
+            entries.0.push_back(entry);
+            Entries(entries.0.clone())
+        };
+        // The directory may hang, and the control thread lists the entries: no lock is held.
+        let written = directory.map_or(Ok(()), |path| StateDir(path).replace(NAME, &entries));
         if let Err(error) = written {
             warn!("the history of the configuration cannot be persisted: {error}");
         }
@@ -102,6 +107,29 @@ mod tests {
         let requested = vec!["é".repeat(MOST_LINE_BYTES)];
         let differences = (0..=MOST_LINES).map(|line| line.to_string()).collect();
         HistoryEntry { at_unix_s, uid: Some(7), requested, differences }
+    }
+
+    /// Opening a pipe for writing waits for a reader. The thread that lists the history notifies the
+    /// watchdog.
+    #[test]
+    fn the_history_is_listed_while_its_directory_hangs() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("history.new");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let history = History::open(Some(directory.path()));
+        let (own, path) = (history.clone(), directory.path().to_owned());
+        let notes = std::thread::spawn(move || own.note(Some(&path), entry(1)));
+        let (listed, is_listed) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            while history.list().is_empty() {
+                std::thread::yield_now();
+            }
+            listed.send(()).unwrap();
+        });
+        is_listed.recv_timeout(std::time::Duration::from_secs(60)).expect("listed");
+        assert!(!notes.is_finished(), "it is being written");
+        drop(std::fs::File::open(&pipe).unwrap());
+        notes.join().unwrap();
     }
 
     #[test]
