@@ -365,16 +365,41 @@ fn root_saves_a_daemon_of_another_user_only_to_a_known_file() {
 fn a_save_whose_reload_is_refused_reports_the_written_files() {
     let daemon = Daemon::start("127.0.42.19");
     let file = daemon.directory.path().join("nvmfd.toml");
-    daemon.says(&["subsystem", "set", NQN, "serial=SAVED"]);
-    // An edit by hand that only a reload can refuse.
-    let text = fs::read_to_string(&file).unwrap();
-    let key = "[[host]]\nnqn = \"nqn.2026-11.host:a\"\ndhchap_key_file = \"/missing/key\"\n";
-    fs::write(&file, text + key).unwrap();
+    let key = daemon.directory.path().join("key");
+    let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    fs::write(&key, secret).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    daemon.says(&["host", "key", "nqn.2026-11.host:a", key.to_str().unwrap()]);
+    // Only a reload reads it again.
+    fs::remove_file(&key).unwrap();
     let (code, out, err) = nvmfctl(&daemon.socket(), &["save"]);
     assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
-    assert!(fs::read_to_string(&file).unwrap().contains("SAVED"));
-    assert!(err.contains("wrote 1 change into") && err.contains("/missing/key"), "{err}");
+    assert!(fs::read_to_string(&file).unwrap().contains("dhchap_key_file"));
+    assert!(err.contains("wrote 1 change into") && err.contains("/key cannot be read"), "{err}");
     assert!(!err.contains("everything is as it was"), "{err}");
+    daemon.stop();
+}
+
+/// It would put the edits into force, which nobody has asked for.
+#[test]
+fn a_save_of_edited_files_is_refused_until_they_are_reloaded() {
+    let daemon = Daemon::start("127.0.42.31");
+    let file = daemon.directory.path().join("nvmfd.toml");
+    daemon.says(&["subsystem", "set", NQN, "serial=SAVED"]);
+    let other = "[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:edited\"\nallow_any_host = true\n";
+    let edited = fs::read_to_string(&file).unwrap() + other;
+    fs::write(&file, &edited).unwrap();
+    for arguments in [&["save"][..], &["--dry-run", "save"]] {
+        let (code, out, err) = nvmfctl(&daemon.socket(), arguments);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+        assert!(err.contains("was edited and not reloaded"), "{err}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), edited);
+    assert!(!daemon.says(&["subsystem", "list"]).contains("edited"));
+    daemon.says(&["reload"]);
+    daemon.says(&["save"]);
+    let saved = fs::read_to_string(&file).unwrap();
+    assert!(saved.contains("SAVED") && saved.contains(other), "{saved}");
     daemon.stop();
 }
 

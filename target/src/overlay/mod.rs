@@ -243,11 +243,7 @@ impl EffectiveConfig {
 
     /// Digest of all texts, with the changes.
     pub(crate) fn digest(&self) -> String {
-        let files = digest_all(&self.sources);
-        match &self.sources.shared {
-            Some(shared) => digest(&format!("{files} {}", digest(&shared.text))),
-            None => files,
-        }
+        digest_with_shared(&self.sources)
     }
 
     /// Whether changes survive a restart.
@@ -562,6 +558,16 @@ pub fn digest_all(sources: &ConfigFiles) -> String {
         all = format!("{all} {name:?} {}", digest(&source.text));
     }
     digest(&all)
+}
+
+/// As [`digest_all`], with the shared configuration of a gateway group: the entity tag of the
+/// configuration in force.
+pub fn digest_with_shared(sources: &ConfigFiles) -> String {
+    let files = digest_all(sources);
+    match &sources.shared {
+        Some(shared) => digest(&format!("{files} {}", digest(&shared.text))),
+        None => files,
+    }
 }
 
 fn mistake(what: String, remedy: &str) -> ConfigErrors {

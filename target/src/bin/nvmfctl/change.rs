@@ -15,7 +15,7 @@ use nvmfd::api::{
 };
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::count;
-use nvmfd::overlay::{EditError, digest_all, merged};
+use nvmfd::overlay::{EditError, digest_with_shared, merged};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -209,11 +209,13 @@ pub(crate) async fn save(client: &Client) -> Result<(), Failure> {
             .answer(&((), saved(&changes, &[])), |()| "there is nothing to save".to_owned());
         return Ok(());
     }
-    let old = ConfigFiles::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
+    let mut old = ConfigFiles::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
+    old.shared = shared(client).await;
     let new = merged(&old, &changes).map_err(|misfit: EditError| {
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
     })?;
+    check_reloaded(&file, &new, tag.as_ref())?;
     let rewritten = old.rewritten(&new);
     let Some(saving) = saving else {
         client.output.answer(&((), saved(&changes, &rewritten)), |()| would_be(&rewritten, &new));
@@ -239,6 +241,33 @@ pub(crate) async fn save(client: &Client) -> Result<(), Failure> {
     }
     client.output.answer(&((), saved(&changes, &rewritten)), |()| wrote);
     Ok(())
+}
+
+/// The shared configuration of the gateway group, if the daemon uses one.
+async fn shared(client: &Client) -> Option<Source> {
+    let found = client.get::<GatewayConfiguration>("/v1/gateway-group/configuration").await.ok()?;
+    Some(Source { file: None, text: found.0.text })
+}
+
+/// Checks that the files with the changes are the configuration in force: a save would put edits of
+/// the files into force that nobody has reloaded. `tag`: the entity tag of that configuration.
+fn check_reloaded(
+    file: &Path,
+    new: &ConfigFiles,
+    tag: Option<&HeaderValue>,
+) -> Result<(), Failure> {
+    if tag.is_none_or(|tag| tag.as_bytes() == entity_tag(new).as_bytes()) {
+        return Ok(());
+    }
+    let shown = file.display();
+    Err(Failure::new(format!(
+        "{shown}, or a file in its `conf.d`, was edited and not reloaded: `nvmfctl reload --dry-run` \
+         shows what the edit changes; reload, then save"
+    )))
+}
+
+fn entity_tag(sources: &ConfigFiles) -> String {
+    format!("\"{}\"", digest_with_shared(sources))
 }
 
 /// Checks that root may write where the daemon says that its configuration is. A daemon of another
@@ -275,7 +304,7 @@ async fn reload_saved(
     while client.send_if::<Outcome>("/v1/reload", &(), tag.as_ref()).await?.is_none() {
         let changes;
         (changes, tag) = client.get_tagged::<Changes>("/v1/changes").await?;
-        let expected = merged(saved, &changes).map(|files| format!("\"{}\"", digest_all(&files)));
+        let expected = merged(saved, &changes).map(|files| entity_tag(&files));
         if expected.ok().map(String::into_bytes).as_deref()
             != tag.as_ref().map(HeaderValue::as_bytes)
         {

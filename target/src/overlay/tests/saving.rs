@@ -62,6 +62,7 @@ fn left(directory: &Path) -> Vec<PathBuf> {
 fn save(changed: &EffectiveConfig) -> usize {
     let old = ConfigFiles::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
+    assert_eq!(digest_with_shared(&new), changed.digest(), "the daemon has what is saved");
     let saving = begin(changed);
     if !saving.commit(&old, &new).unwrap() {
         return 0;
