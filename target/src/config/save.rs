@@ -41,8 +41,7 @@ pub(crate) fn digest(text: &str) -> String {
 pub struct Saving {
     file: PathBuf,
     finished: bool,
-    /// The lock of the directory.
-    _lock: File,
+    _lock: SaveLock,
 }
 
 impl Saving {
@@ -52,15 +51,7 @@ impl Saving {
     /// # Errors
     /// A sentence: another save is in progress, or a file cannot be written.
     pub fn begin(file: &Path) -> Result<Saving, String> {
-        let directory = parent(file);
-        let lock = File::open(directory).map_err(|error| cannot("open", directory, &error))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err("another save is in progress: try again".to_owned());
-            }
-            Err(TryLockError::Error(error)) => return Err(cannot("lock", directory, &error)),
-        }
+        let lock = SaveLock::take(beside(&waiting(file), ".lock"))?;
         let mut saving = Saving { file: file.to_owned(), finished: false, _lock: lock };
         saving.finished = saving.finish()?;
         Ok(saving)
@@ -164,6 +155,43 @@ impl Saving {
             .map_err(|error| cannot("remove", &begun.record, &error))?;
         sync_directories(&BTreeSet::from([parent(&begun.record).to_owned()]))?;
         Ok(true)
+    }
+}
+
+/// The lock of the files of a configuration: a file of its own, which nobody else can open. Any user
+/// could lock their directory, and keep administrators from saving. Removed when dropped.
+#[derive(Debug)]
+struct SaveLock {
+    path: PathBuf,
+    _held: File,
+}
+
+impl SaveLock {
+    fn take(path: PathBuf) -> Result<SaveLock, String> {
+        let mut options = File::options();
+        options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        loop {
+            let file = options.open(&path).map_err(|error| cannot("open", &path, &error))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err("another save is in progress: try again".to_owned());
+                }
+                Err(TryLockError::Error(error)) => return Err(cannot("lock", &path, &error)),
+            }
+            // The save that had it may have removed it meanwhile.
+            let id = |meta: Metadata| (meta.dev(), meta.ino());
+            let found = fs::symlink_metadata(&path).map(id).ok();
+            if found.is_some() && found == file.metadata().map(id).ok() {
+                return Ok(SaveLock { path, _held: file });
+            }
+        }
+    }
+}
+
+impl Drop for SaveLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -10,8 +10,7 @@ use tracing::warn;
 
 use super::atomic_file::give_to_owner;
 
-/// The file that is locked. (The directory itself may be that of the configuration, which a save
-/// locks.)
+/// The file that is locked.
 const NAME: &str = "lock";
 
 /// Lock of a directory against other daemons, released when dropped.

@@ -157,6 +157,7 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
         saving.write(&read, &merged(&read, load().changes()).unwrap()).unwrap();
         assert_eq!(ConfigFiles::read(changed.file()).unwrap(), new);
         assert_eq!(load().changes(), &Changes::default());
+        drop(saving);
         assert!(left(directory).iter().eq([&journal]), "killed before step {steps}");
     }
     println!("{before} before, {after} after, {halves} with some files in place");
@@ -247,6 +248,7 @@ fn a_save_preserves_file_modes_and_writes_all_files_or_none() {
         let saving = begin(&declared);
         let said = saving.write(&declared.sources, &new).unwrap_err();
         assert!(said.contains("cannot write") && !said.contains("in force"), "{said}");
+        drop(saving);
         files.iter().for_each(|(file, old)| assert_eq!(fs::read_to_string(file).unwrap(), *old));
         assert!(left(directory.path()).is_empty(), "nothing is left behind");
         fs::remove_dir(&way).unwrap();
@@ -278,6 +280,23 @@ fn a_save_changes_no_other_files_beside_the_configuration() {
 }
 
 /// The daemon may have been upgraded meanwhile.
+/// Any user may lock a directory that he may list.
+#[test]
+fn a_lock_on_the_directory_of_the_configuration_prevents_no_save() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let (directory, declared, _) = stage_three();
+    let foreign = fs::File::open(directory.path()).unwrap();
+    foreign.try_lock().unwrap();
+    let first = Saving::begin(declared.file()).unwrap();
+    assert!(Saving::begin(declared.file()).unwrap_err().contains("another save is in progress"));
+    let [lock] = &left(directory.path())[..] else { panic!("one file") };
+    assert_eq!(fs::metadata(lock).unwrap().permissions().mode() & 0o777, 0o600);
+    drop(first);
+    assert_eq!(left(directory.path()), Vec::<PathBuf>::new());
+    drop(begin(&declared));
+}
+
 #[test]
 fn a_save_interrupted_in_the_former_version_is_completed() {
     let (directory, declared, _) = stage_three();
