@@ -55,6 +55,20 @@ impl Order {
     pub(super) fn is_reload(&self) -> bool {
         matches!(self.work, ConfigRequest::Reload { .. })
     }
+
+    /// What is requested, and by whom, for the log.
+    pub(super) fn name(&self) -> String {
+        match &self.work {
+            ConfigRequest::Change(ChangeRequest { wanted, uid, .. }) => {
+                let first = wanted.changes.first().map_or_else(String::new, ToString::to_string);
+                let more = wanted.changes.len().saturating_sub(1);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                format!("the change by {} ({first}{more})", requester(*uid))
+            }
+            ConfigRequest::Reload { uid, .. } => format!("the reload by {}", requester(*uid)),
+            ConfigRequest::Forget => "the removal of changes that were set aside".to_owned(),
+        }
+    }
 }
 
 /// Logs unsaved and skipped changes.

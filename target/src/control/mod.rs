@@ -18,6 +18,7 @@ mod signals;
 mod systemd;
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ use crate::overlay::diff::differences;
 use crate::plural::count;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::state::lock::StateDirLock;
@@ -57,6 +58,9 @@ const STOP_GRACE: Duration = Duration::from_millis(500);
 /// Time for a reload in progress after a stop was requested. The stop begins then; both together
 /// stay below `TimeoutStopSec` of the unit file.
 const RELOAD_GRACE: Duration = Duration::from_secs(5);
+
+/// Time after which a change that has not ended is reported: opening a device has as long.
+const SLOW: Duration = Duration::from_secs(10);
 
 /// Interval between checks of the target's liveness.
 const LOOK: Duration = Duration::from_secs(1);
@@ -359,6 +363,8 @@ struct Control {
     orders: mpsc::Receiver<Order>,
     /// The last reload was rejected.
     refused: Cell<bool>,
+    /// Time after which a change that has not ended is reported.
+    slow: Duration,
 }
 
 impl Control {
@@ -367,7 +373,7 @@ impl Control {
         watchdog: Option<Duration>,
         orders: mpsc::Receiver<Order>,
     ) -> Control {
-        Control { manager, watchdog, orders, refused: Cell::new(false) }
+        Control { manager, watchdog, orders, refused: Cell::new(false), slow: SLOW }
     }
 
     async fn serve<T: Serve>(
@@ -442,7 +448,7 @@ impl Control {
         let mut again = false;
         loop {
             let pulse = served.target.pulse();
-            let mut work = match again {
+            let (name, mut work) = match again {
                 true => self.reload(served),
                 false => tokio::select! {
                     ask = asks.recv() => match ask {
@@ -450,13 +456,22 @@ impl Control {
                         Some(ControlRequest::Stop) | None => return Ok(Some(served)),
                     },
                     Some(order) = orders.recv() => self.execute(served, order),
-                    () = served.falls_behind() => spawn_blocking(move || served.follow()),
+                    () = served.falls_behind() => {
+                        let name = "the shared configuration".to_owned();
+                        (name, spawn_blocking(move || served.follow()))
+                    }
                 },
             };
             again = false;
+            let mut slow = pin!(sleep(self.slow));
+            let mut is_reported = false;
             served = loop {
                 tokio::select! {
                     done = &mut work => break done.map_err(|_| panicked())?,
+                    () = &mut slow, if !is_reported => {
+                        is_reported = true;
+                        self.report_slow(&name);
+                    }
                     ask = asks.recv() => match ask {
                         Some(ControlRequest::Reload) => {
                             info!("a change is in progress: the reload follows");
@@ -471,17 +486,25 @@ impl Control {
         }
     }
 
-    fn reload<T: Serve>(&self, served: RunningDaemon<T>) -> ChangeTask<T> {
+    /// Begins a reload. Returns its name for the log, and the task.
+    fn reload<T: Serve>(&self, served: RunningDaemon<T>) -> (String, ChangeTask<T>) {
         info!("reloading {}", served.declared.file().display());
         self.manager.reloading();
-        spawn_blocking(move || served.reload())
+        ("the reload".to_owned(), spawn_blocking(move || served.reload()))
     }
 
-    fn execute<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> ChangeTask<T> {
+    fn execute<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> (String, ChangeTask<T>) {
         if order.is_reload() {
             self.manager.reloading();
         }
-        spawn_blocking(move || served.execute(order))
+        (order.name(), spawn_blocking(move || served.execute(order)))
+    }
+
+    /// Reports a change that does not end: a device, directory or reactor does not answer.
+    fn report_slow(&self, name: &str) {
+        let line = format!("{name} does not end, and all other changes wait for it");
+        warn!("{line}: check the devices and directories that it opens, and the state directory");
+        self.manager.status(&line);
     }
 
     /// Handles a stop that was requested during a reload. Waits for the target that the reload owns, for a

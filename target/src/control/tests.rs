@@ -451,6 +451,17 @@ fn reload_requests_during_a_reload_are_coalesced() {
 }
 
 #[test]
+fn a_change_that_does_not_end_is_named() {
+    let line = "STATUS=the reload does not end, and all other changes wait for it";
+    let mut stage =
+        slow_reload(|fake| fake.apply_ends = |trace| trace.count("STATUS=the reload") > 0);
+    stage.control.slow = Duration::from_millis(1);
+    let trace = stage.trace.clone();
+    stage.play(&[RELOAD, Act::Until(1, "applied"), STOP]).unwrap();
+    assert!(trace.has(line), "{:?}", trace.lines());
+}
+
+#[test]
 fn a_stop_request_during_a_reload_precedes_queued_reloads() {
     let stage = slow_reload(|_| ());
     let trace = stage.trace.clone();
