@@ -87,8 +87,13 @@ pub(super) fn requester(uid: Option<u32>) -> String {
 }
 
 impl<T: Serve> RunningDaemon<T> {
-    /// Executes a request. May block.
+    /// Executes a request, unless its client has left: it may have waited for hours, and nobody would
+    /// expect it any more. May block.
     pub(super) fn execute(mut self, order: Order) -> Self {
+        if order.answer.is_closed() {
+            warn!("{} is dropped: its client has left before it began", order.name());
+            return self;
+        }
         let done = match order.work {
             ConfigRequest::Change(request) => self.change(&request),
             ConfigRequest::Reload { uid, if_match } => {

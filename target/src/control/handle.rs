@@ -110,7 +110,8 @@ impl ControlHandle {
         Arc::clone(&self.running.borrow())
     }
 
-    /// Executes a request after those queued before it. It continues when the caller is dropped.
+    /// Executes a request after those queued before it. Once it has begun, it continues when the caller
+    /// is dropped.
     pub(crate) async fn order(&self, work: ConfigRequest) -> ChangeResult {
         let (answer, answered) = oneshot::channel();
         let order = Order { work, answer };

@@ -586,6 +586,22 @@ fn the_status_reports_the_result_of_the_last_reload() {
     assert!(answer.is_err() && told(&served));
 }
 
+/// It may have waited for hours behind one whose directory hung.
+#[test]
+fn a_request_whose_client_has_left_before_it_begins_is_dropped() {
+    let stage = stage(|_| ());
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    drop(answered);
+    let work = change::ConfigRequest::Reload { uid: Some(5), if_match: None };
+    let served = stage.served.execute(Order { work, answer });
+    assert_eq!(stage.trace.lines(), Vec::<String>::new());
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let work = change::ConfigRequest::Reload { uid: Some(5), if_match: None };
+    served.execute(Order { work, answer });
+    answered.blocking_recv().unwrap().unwrap();
+    assert_eq!(stage.trace.count("applied"), 1);
+}
+
 #[test]
 fn reloads_that_changed_something_are_in_the_history_with_their_user() {
     let stage = stage(|_| ());

@@ -119,7 +119,7 @@ struct Connections(VecDeque<JoinHandle<()>>);
 
 impl Connections {
     /// Serves one more. Beyond the maximum the oldest is closed: clients that stand still, and any
-    /// user at the loopback address, would keep all others out. Requests that it has made continue.
+    /// user at the loopback address, would keep all others out. A change that it has begun continues.
     fn add(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         self.0.retain(|task| !task.is_finished());
         if self.0.len() == MOST_CONNECTIONS

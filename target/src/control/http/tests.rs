@@ -210,6 +210,29 @@ fn every_variant_of_a_change_and_of_an_event_has_a_schema_with_a_name() {
     });
 }
 
+/// The request is dropped if it has not begun by then.
+#[test]
+fn the_wait_for_a_change_ends_with_the_connection_of_its_client() {
+    let stage = stage("");
+    let declared = EffectiveConfig::load(&stage.directory.path().join("nvmfd.toml")).unwrap();
+    let running = watch::channel(Arc::new(RunningConfig::new(declared))).1;
+    let (orders, mut queued) = mpsc::channel(1);
+    let managed = ControlHandle::new(stage.managed.view().clone(), running, orders);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let _server = Server::open(&stage.config.management, &managed).unwrap();
+        let mut stream = UnixStream::connect(stage.socket()).unwrap();
+        let body = "{\"changes\":[]}";
+        let head = format!("POST /v1/changes HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all((head + body).as_bytes()).unwrap();
+        let mut order = queued.recv().await.unwrap();
+        assert!(!order.answer.is_closed());
+        drop(stream);
+        let patience = Duration::from_secs(60);
+        tokio::time::timeout(patience, order.answer.closed()).await.expect("closed");
+    });
+}
+
 #[test]
 fn a_draining_daemon_is_not_ready() {
     let stage = stage("");
