@@ -10,6 +10,7 @@ mod console;
 mod controllers;
 mod disconnects;
 mod error;
+mod file_operations;
 mod gateway;
 mod health;
 mod history;
@@ -127,6 +128,7 @@ fn router(managed: ControlHandle, access: Access, with_console: bool) -> Router 
         .layer(map_response(error::refusal_as_problem))
         .layer(Extension(watch::Room::new()))
         .layer(Extension(reload_plan::Reader::new()))
+        .layer(Extension(file_operations::FileOperations::default()))
         .layer(Extension(in_flight::LastResponse::default()))
         .with_state(managed)
 }

@@ -4,15 +4,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use nvme::Nqn;
-use tokio::task::spawn_blocking;
 use tracing::info;
 
 use super::ApiError;
 use super::changes::Body;
+use super::file_operations::FileOperations;
 use super::write_protect::{find, stopping};
 use crate::api::{
     Outcome, Problem, RemoveSnapshot, RollbackRequest, SnapshotOutcome, SnapshotRequest,
@@ -42,6 +42,7 @@ use crate::provision::snapshot::FileNamespace;
 )]
 pub(super) async fn snapshot(
     State(managed): State<ControlHandle>,
+    Extension(operations): Extension<FileOperations>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<SnapshotRequest>,
 ) -> Result<Json<SnapshotOutcome>, ApiError> {
@@ -51,7 +52,7 @@ pub(super) async fn snapshot(
     let kind = if writable { "clone" } else { "snapshot" };
     let differences = vec![format!("+ {path}: a {kind} of namespace {nsid} of {nqn}")];
     let place = format!("no {kind} of namespace {nsid} of {nqn}");
-    let paused = source.run(place, move |file, _| match dry_run {
+    let paused = source.run(&operations, place, move |file, _| match dry_run {
         true => Ok(None),
         false => file.copy(&PathBuf::from(path), writable).map(Some),
     });
@@ -71,18 +72,20 @@ pub(super) async fn snapshot(
         (status = 409, body = Problem, description = "it is no snapshot, is served, or cannot be removed"),
     )
 )]
-pub(super) async fn remove(Body(wanted): Body<RemoveSnapshot>) -> Result<Json<Outcome>, ApiError> {
+pub(super) async fn remove(
+    Extension(operations): Extension<FileOperations>,
+    Body(wanted): Body<RemoveSnapshot>,
+) -> Result<Json<Outcome>, ApiError> {
     let RemoveSnapshot { path, dry_run } = wanted;
     let differences = vec![format!("- {path}: a snapshot")];
-    let removed = spawn_blocking(move || {
+    let removed = operations.run(path.clone(), move || {
         let removed = remove_snapshot(&PathBuf::from(&path), dry_run);
         if removed.is_ok() && !dry_run {
             info!(path, "snapshot removed");
         }
         removed
     });
-    let removed = removed.await.map_err(|_| stopping())?;
-    removed.map_err(|why| refused("the snapshot is not removed", &why))?;
+    removed.await?.map_err(|why| refused("the snapshot is not removed", &why))?;
     Ok(Json(Outcome::immediate(differences)))
 }
 
@@ -105,6 +108,7 @@ pub(super) async fn remove(Body(wanted): Body<RemoveSnapshot>) -> Result<Json<Ou
 )]
 pub(super) async fn roll_back(
     State(managed): State<ControlHandle>,
+    Extension(operations): Extension<FileOperations>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<RollbackRequest>,
 ) -> Result<Json<Outcome>, ApiError> {
@@ -112,7 +116,7 @@ pub(super) async fn roll_back(
     let source = Source::find(&managed, &nqn, nsid)?;
     let place = format!("namespace {nsid} of {nqn} is not rolled back");
     let differences = vec![format!("~ namespace {nsid} of {nqn}: has the contents of {path}")];
-    let done = source.run(place, move |file, monitor| match dry_run {
+    let done = source.run(&operations, place, move |file, monitor| match dry_run {
         true => file.exclude(force).map(drop),
         false => file.roll_back(monitor, &PathBuf::from(path), force),
     });
@@ -146,15 +150,16 @@ impl Source {
     /// Does what may block on the device, where that is allowed.
     async fn run<T: Send + 'static>(
         self,
+        operations: &FileOperations,
         place: String,
         act: impl FnOnce(&FileNamespace<'_>, &DeviceMonitor) -> Result<T, ReflinkError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let Source { nqn, nsid, device, monitor, shared, .. } = self;
-        let ran = spawn_blocking(move || {
+        let ran = operations.run(format!("namespace {nsid} of {nqn}"), move || {
             let file = FileNamespace::new(&shared, nqn, nsid, device)?;
             act(&file, &monitor)
         });
-        ran.await.map_err(|_| stopping())?.map_err(|why| refused(&place, &why))
+        ran.await?.map_err(|why| refused(&place, &why))
     }
 }
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 use tokio::task::spawn_blocking;
 
 use super::ApiError;
 use super::changes::Body;
+use super::file_operations::FileOperations;
 use crate::api::{Outcome, Problem, Protect, WriteProtection};
 use crate::blockdev::BackingDevice;
 use crate::control::handle::ControlHandle;
@@ -43,6 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 )]
 pub(super) async fn protect(
     State(managed): State<ControlHandle>,
+    Extension(operations): Extension<FileOperations>,
     Path((nqn, nsid)): Path<(String, u32)>,
     Body(wanted): Body<Protect>,
 ) -> Result<Json<Outcome>, ApiError> {
@@ -91,7 +93,9 @@ pub(super) async fn protect(
         if is != WriteProtectState::NONE {
             let monitor = managed.view().monitor.as_ref();
             if let Some(store) = monitor.and_then(|it| it.find(&subsystem, nsid)) {
-                durable(store.backing()).await?;
+                let about = format!("namespace {nsid} of {nqn}");
+                let backing = store.backing();
+                operations.run(about, move || durable(&backing)).await??;
             }
         }
     }
@@ -165,15 +169,12 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
 }
 
 /// Syncs earlier writes, as write protection by a host does. A failure counts as that of a host's
-/// Flush: it was reported here, and may not be reported to any Flush again.
-async fn durable(backing: Arc<BackingDevice>) -> Result<(), ApiError> {
-    let failure = match spawn_blocking(move || backing.make_durable(&|| false)).await {
-        Ok(Ok(())) => return Ok(()),
-        Ok(Err(status)) => status.to_string(),
-        Err(_) => "the daemon is stopping".to_owned(),
-    };
-    let error = format!("it is protected, but what was written before may be lost: {failure}");
-    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store"))
+/// Flush: it was reported here, and may not be reported to any Flush again. May block.
+fn durable(backing: &BackingDevice) -> Result<(), ApiError> {
+    backing.make_durable(&|| false).map_err(|failure| {
+        let error = format!("it is protected, but what was written before may be lost: {failure}");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error, "look at its store")
+    })
 }
 
 #[cfg(test)]
@@ -194,8 +195,7 @@ mod tests {
     fn a_failed_sync_fails_every_later_flush() {
         let directory = crate::blockdev::testing::directory();
         let backing = open(&directory.path().join("disk.img"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let durable = || runtime.block_on(durable(Arc::clone(&backing))).is_ok();
+        let durable = || durable(&backing).is_ok();
         assert!(durable() && backing.sync_failure().is_none());
         backing.health().set_fault(InjectedFault::Sync);
         assert!(!durable());
