@@ -20,6 +20,7 @@ use crate::blockdev::BackingDevice;
 use crate::control::handle::ControlHandle;
 use crate::core::sched::offload::{Job, ReplyTo, WriteProtectRequest};
 use crate::core::subsystem::Namespace;
+use crate::core::subsystem::write_protect::Protection;
 
 /// Time limit for writes in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,12 +85,12 @@ pub(super) async fn protect(
     }
     if !wanted.dry_run {
         let (sender, answer) = sync_channel(1);
-        let (of, from) = (vec![protection], ReplyTo::Caller(sender));
+        let (of, from) = (vec![Arc::clone(&protection)], ReplyTo::Caller(sender));
         let job = Job::Protect(WriteProtectRequest { of, state: is, from });
         if !managed.view().shared.offload.submit(job) {
             return Err(stopping());
         }
-        answered(answer, name(was)).await?;
+        answered(answer, &protection, (name(was), is)).await?;
         if is != WriteProtectState::NONE {
             let monitor = managed.view().monitor.as_ref();
             if let Some(store) = monitor.and_then(|it| it.find(&subsystem, nsid)) {
@@ -146,7 +147,11 @@ pub(super) fn stopping() -> ApiError {
 }
 
 /// Waits for the state worker, which waits for the writes in flight.
-async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), ApiError> {
+async fn answered(
+    answer: Receiver<Result<(), Status>>,
+    protection: &Protection,
+    (was, wanted): (&'static str, WriteProtectState),
+) -> Result<(), ApiError> {
     use std::sync::mpsc::RecvTimeoutError::Timeout;
     let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;
     match outcome {
@@ -159,13 +164,26 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
             let remedy = "everything is as it was; make room there";
             Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy))
         }
-        Ok(Err(Timeout)) => {
-            let error = "it is protected, but writes from before are still under way after 30 s";
-            let remedy = "see `nvmfctl namespace list` for how its store fares";
-            Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, error, remedy))
-        }
+        Ok(Err(Timeout)) => Err(late(protection.state() == wanted)),
         Ok(Err(_)) | Err(_) => Err(stopping()),
     }
+}
+
+/// There is no answer in time. Before the state is set, this request or an earlier one waits for the
+/// `state_directory`; afterwards it waits for the writes in flight.
+fn late(is_set: bool) -> ApiError {
+    let (error, remedy) = match is_set {
+        true => (
+            "it is protected, but writes from before are still under way after 30 s",
+            "see `nvmfctl namespace list` for how its store fares",
+        ),
+        false => (
+            "the state has not changed after 30 s, and may still change: the `state_directory` does \
+             not answer",
+            "check its device, then see `nvmfctl namespace list` for the state",
+        ),
+    };
+    ApiError::new(StatusCode::GATEWAY_TIMEOUT, error, remedy)
 }
 
 /// Syncs earlier writes, as write protection by a host does. A failure counts as that of a host's
@@ -201,6 +219,14 @@ mod tests {
         assert!(!durable());
         backing.health().set_fault(InjectedFault::None);
         assert!(backing.sync_failure().is_some() && !durable(), "nor is a later one believed");
+    }
+
+    /// An earlier request may hang in the state directory.
+    #[test]
+    fn a_late_answer_reports_protection_only_if_it_is_set() {
+        let said = |is_set| format!("{:?}", late(is_set));
+        assert!(said(true).contains("it is protected"));
+        assert!(!said(false).contains("is protected") && said(false).contains("may still change"));
     }
 
     #[test]
