@@ -194,6 +194,14 @@ impl BlockingPool {
         }
     }
 
+    /// Drops a value whose drop may block, such as a file of a server that does not answer: on one of
+    /// the threads, and waits for that time at most. Without a thread it is dropped here.
+    pub fn drop_within<T: Send + 'static>(&self, patience: Duration, value: T) {
+        if let Ok(dropped) = self.spawn(move || drop(value)) {
+            let _ = dropped.recv_timeout(patience);
+        }
+    }
+
     /// Queues a task without a path: it starts when there is a thread for it. Returns its number.
     ///
     /// # Errors
@@ -407,6 +415,26 @@ mod tests {
     use crate::blocking::*;
 
     const LONG: Duration = Duration::from_secs(600);
+
+    /// A value whose drop waits until the sender is gone.
+    struct Hangs(std::sync::mpsc::Receiver<()>);
+
+    impl Drop for Hangs {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    #[test]
+    fn drops_of_values_that_hang_are_abandoned_at_their_time_limit() {
+        let pool = BlockingPool::default();
+        let (go_on, hangs) = channel();
+        pool.drop_within(Duration::ZERO, Hangs(hangs));
+        let (dropped, is_dropped) = channel::<()>();
+        pool.drop_within(LONG, dropped);
+        assert!(is_dropped.try_recv().is_err_and(|error| error.to_string().contains("closed")));
+        drop(go_on);
+    }
 
     #[test]
     fn a_path_with_a_hanging_task_is_refused_until_the_task_ends() {

@@ -20,6 +20,7 @@ mod rollback;
 pub(crate) mod snapshot;
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -53,6 +54,9 @@ pub use pending::{PendingDevice, PendingProbe};
 
 /// Time limit for an answer of a reactor.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Time limit for closing directories.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A prepared configuration to commit: opened, and not yet in use.
 pub(crate) struct Transition {
@@ -238,7 +242,7 @@ impl Provisioner {
     /// Replaces the configuration, and returns the previous one. [`Provisioner::adopt`] activates
     /// it.
     pub(crate) fn set_config(&mut self, config: Config) -> Config {
-        std::mem::replace(&mut self.config, config)
+        mem::replace(&mut self.config, config)
     }
 
     /// Opens the devices and catalogs that a change of the configuration needs. Devices and
@@ -341,14 +345,16 @@ impl Provisioner {
         let Transition { subsystems: configs, mut stores, catalogs } = next;
         let directory =
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
+        let is_kept = |nqn: &Nqn, open: &Catalog| {
+            directory(nqn).is_some_and(|directory| directory == open.directory())
+        };
         // While another directory is pending, requests for the old one are rejected.
-        self.catalogs.retain(|nqn, open| {
-            let is_kept = directory(nqn).is_some_and(|directory| directory == open.directory());
-            if !is_kept && !open.place().is_written() {
-                self.closed.push(Arc::clone(open.place()));
-            }
-            is_kept
-        });
+        let (kept, closed): (Catalogs, Catalogs) =
+            mem::take(&mut self.catalogs).into_iter().partition(|(nqn, open)| is_kept(nqn, open));
+        self.catalogs = kept;
+        let places = closed.values().map(Catalog::place);
+        self.closed.extend(places.filter(|place| !place.is_written()).cloned());
+        self.close(closed);
         self.catalogs.extend(catalogs);
         stores.keep();
         let lines = stores.resize();
@@ -368,11 +374,18 @@ impl Provisioner {
         self.restore_hosts(&stores);
         stores.remember(&configs);
         self.change(subsystems, gone);
-        let old = std::mem::replace(&mut self.stores, stores);
+        let old = mem::replace(&mut self.stores, stores);
         format_task::interrupt(old.without(&self.stores));
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.report_pending();
         lines
+    }
+
+    /// Closes catalogs, which unlocks their directories: their server may not answer.
+    fn close(&self, catalogs: Catalogs) {
+        if !catalogs.is_empty() {
+            self.stores.opening().drop_within(CLOSE_TIMEOUT, catalogs);
+        }
     }
 
     /// Restores which hosts have to learn of a failed flush of the devices that are served from now

@@ -44,9 +44,7 @@ impl Drop for Files {
         if made.is_empty() {
             return;
         }
-        // The device may hang. Without a thread the files are removed here.
-        if let Ok(removed) = self.pool.spawn(move || drop(made)) {
-            let _ = removed.recv_timeout(PATIENCE);
-        }
+        // The device may hang.
+        self.pool.drop_within(PATIENCE, made);
     }
 }
