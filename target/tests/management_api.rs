@@ -403,6 +403,23 @@ fn a_save_of_edited_files_is_refused_until_they_are_reloaded() {
     daemon.stop();
 }
 
+/// A daemon that ends without a response may have carried the change out.
+#[test]
+fn a_change_whose_connection_breaks_may_have_taken_effect() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let _ = client.read(&mut [0; 4096]);
+        }
+    });
+    let (code, _, err) = nvmfctl(&path, &["subsystem", "remove", NQN]);
+    assert!(code == Some(1) && err.contains("may have carried this out"), "{err}");
+    let (code, _, err) = nvmfctl(&path, &["subsystem", "list"]);
+    assert!(code == Some(1) && !err.contains("carried"), "{err}");
+}
+
 #[test]
 fn failed_checks_and_saves_print_json_if_asked_to() {
     let daemon = Daemon::start("127.0.42.25");

@@ -68,7 +68,7 @@ impl Client {
     /// Whether a process of root listens. That of a socket of the service manager is not known.
     pub(crate) async fn is_of_root(&self) -> Result<bool, Failure> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
-        let peer = stream.peer_cred().map_err(|error| self.broken(&error))?;
+        let peer = stream.peer_cred().map_err(|error| self.broken(&Method::GET, &error))?;
         Ok(peer.uid() == 0 && peer.pid() != Some(1))
     }
 
@@ -130,19 +130,19 @@ impl Client {
         let mut body = self.request(Method::GET, path, None, None).await?;
         if !body.status().is_success() {
             let (status, all) = (body.status(), body.into_body().collect().await);
-            let all = all.map_err(|error| self.broken(&error))?.to_bytes();
+            let all = all.map_err(|error| self.broken(&Method::GET, &error))?.to_bytes();
             return read::<Value>(status, &all).map(drop);
         }
         let mut rest: Vec<u8> = Vec::new();
         while let Some(frame) = body.body_mut().frame().await {
-            let frame = frame.map_err(|error| self.broken(&error))?;
+            let frame = frame.map_err(|error| self.broken(&Method::GET, &error))?;
             rest.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 each(&read::<Value>(StatusCode::OK, &line)?.1);
             }
             if rest.len() > MOST_ANSWER_BYTES {
-                return Err(self.broken(&"a line without end"));
+                return Err(self.broken(&Method::GET, &"a line without end"));
             }
         }
         Err(Failure::new("the daemon has stopped"))
@@ -167,10 +167,10 @@ impl Client {
     ) -> Result<(StatusCode, Option<HeaderValue>, Bytes), Failure> {
         let failure = late(&method);
         let answer = async {
-            let response = self.request(method, path, body, if_match).await?;
+            let response = self.request(method.clone(), path, body, if_match).await?;
             let (status, tag) = (response.status(), response.headers().get(ETAG).cloned());
             let body = Limited::new(response.into_body(), MOST_ANSWER_BYTES).collect().await;
-            let body = body.map_err(|error| self.broken(&error))?.to_bytes();
+            let body = body.map_err(|error| self.broken(&method, &error))?.to_bytes();
             Ok((status, tag, body))
         };
         timeout(PATIENCE, answer).await.map_err(|_| failure)?
@@ -185,9 +185,9 @@ impl Client {
     ) -> Result<Response<Incoming>, Failure> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
         let (mut sender, connection) =
-            handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+            handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&method, &error))?;
         tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header(HOST, "nvmfd");
+        let mut request = Request::builder().method(method.clone()).uri(path).header(HOST, "nvmfd");
         if let Some(tag) = if_match {
             request = request.header(IF_MATCH, tag);
         }
@@ -198,7 +198,7 @@ impl Client {
             None => request.body(Full::default()),
         };
         let request = request.map_err(|error| Failure::new(format!("not a request: {error}")))?;
-        sender.send_request(request).await.map_err(|error| self.broken(&error))
+        sender.send_request(request).await.map_err(|error| self.broken(&method, &error))
     }
 
     fn unreachable(&self, error: &std::io::Error) -> Failure {
@@ -216,9 +216,14 @@ impl Client {
         })
     }
 
-    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
+    /// The failure of a request whose connection has ended before the response.
+    fn broken(&self, method: &Method, error: &dyn std::fmt::Display) -> Failure {
         let shown = self.socket.display();
-        Failure::new(format!("the daemon at {shown} has broken off: {error}; see its log"))
+        let carried = match *method {
+            Method::GET => "",
+            _ => ", and may have carried this out",
+        };
+        Failure::new(format!("the daemon at {shown} has broken off{carried}: {error}; see its log"))
     }
 }
 
