@@ -420,6 +420,37 @@ fn a_change_whose_connection_breaks_may_have_taken_effect() {
     assert!(code == Some(1) && !err.contains("carried"), "{err}");
 }
 
+/// The file remains.
+#[test]
+fn a_clone_that_is_not_added_is_reported_as_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let mut request = vec![0; 4096];
+            let length = client.read(&mut request).unwrap();
+            let (status, body) = match request[..length].starts_with(b"POST /v1/changes ") {
+                true => (
+                    "422 Unprocessable Entity",
+                    "{\"title\":\"\",\"status\":422,\"detail\":\"too many\",\"remedy\":\
+                     \"everything is as it was\"}",
+                ),
+                false => ("200 OK", "{\"differences\":[],\"block_size_bytes\":4096}"),
+            };
+            let length = body.len();
+            write!(client, "HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        }
+    });
+    let arguments = ["-o", "json", "namespace", "clone", NQN, "1", "/c", "--add", "2"];
+    let (code, out, err) = nvmfctl(&path, &arguments);
+    assert!(
+        code == Some(1) && err.ends_with("clone /c was made, and is not added: too many\n"),
+        "{err}"
+    );
+    assert!(serde_json::from_str::<serde_json::Value>(&out).unwrap()["error"].is_string());
+}
+
 #[test]
 fn failed_checks_and_saves_print_json_if_asked_to() {
     let daemon = Daemon::start("127.0.42.25");

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
     Change, Detached, FileSystemState, Kind, Namespace, NamespaceState, Protect, RollbackRequest,
-    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
+    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, UNCHANGED, WriteProtection,
 };
 use nvmfd::config::Size;
 use nvmfd::core::subsystem::MAX_NSID;
@@ -215,14 +215,8 @@ pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure
                 client.output.answer(&taken, snapshot_text);
             }
             let Some(add) = add else { return Ok(()) };
-            let nsid = match add {
-                Nsid::Number(nsid) => nsid,
-                Nsid::Auto => lowest_free(&subsystem, client).await?,
-            };
-            let block_size = Value::from(taken.0.block_size_bytes);
-            let settings = [("path", absolute(&path)?), ("block_size", block_size)];
-            let settings = settings.map(|(key, value)| (key.to_owned(), value)).into();
-            Change::AddNamespace { subsystem, nsid, settings }
+            let block_size_bytes = taken.0.block_size_bytes;
+            return add_clone(subsystem, add, &path, block_size_bytes, client).await;
         }
         Command::Rollback { subsystem, nsid, path, force } => {
             let (path, dry_run) = (absolute_text(&path)?, client.output.dry_run);
@@ -232,6 +226,30 @@ pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure
         Command::Remove { subsystem, nsid } => Change::RemoveNamespace { subsystem, nsid },
     };
     change::make(change, client).await
+}
+
+/// Serves a clone as another namespace. The file remains if that fails.
+async fn add_clone(
+    subsystem: String,
+    nsid: Nsid,
+    path: &Path,
+    block_size_bytes: u32,
+    client: &Client,
+) -> Result<(), Failure> {
+    let add = async {
+        let nsid = match nsid {
+            Nsid::Number(nsid) => nsid,
+            Nsid::Auto => lowest_free(&subsystem, client).await?,
+        };
+        let settings = [("path", absolute(path)?), ("block_size", block_size_bytes.into())];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value)).into();
+        let subsystem = subsystem.clone();
+        change::make(Change::AddNamespace { subsystem, nsid, settings }, client).await
+    };
+    add.await.map_err(|failure| {
+        let why = failure.sentence().replace(&format!(" ({UNCHANGED})"), "");
+        Failure::new(format!("the clone {} was made, and is not added: {why}", path.display()))
+    })
 }
 
 async fn protect(
