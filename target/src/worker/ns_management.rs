@@ -31,9 +31,9 @@ use crate::provision::{Provisioner, format_task, ns_requests};
 /// Maximum number of concurrent formats; the status of a further one requests a retry by its host.
 const MOST_FORMATS: usize = 16;
 
-/// Time after which a request that has not ended is reported,
+/// Time after which a request that has not ended is reported.
 const SLOW: Duration = Duration::from_secs(10);
-/// and the interval of looks at those in progress.
+/// Interval of checks for such requests.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Messages to the worker.

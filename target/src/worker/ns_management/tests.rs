@@ -10,6 +10,7 @@ use rdma::Tag;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::Config;
 use crate::core::message::{Mailbox, Message, ReactorRings, mailbox};
+use crate::core::sched::offload::OpenConnection;
 use crate::core::subsystem::ns_request::{CreateRequest, CreatedNsid};
 use crate::core::subsystem::power::PowerMeter;
 use crate::provision::Transition;
@@ -67,7 +68,11 @@ fn create(name: &str, tag: Tag) -> NamespaceAdminMessage {
     });
     let (subsystem, host) = (nqn(name), HOST.parse().unwrap());
     let (host_id, made) = ([1; 16], CreatedNsid::default());
-    let job = NamespaceJob { subsystem, host, host_id, cntlid: 1, what, made, reactor: 0, tag };
+    let (open, cntlid, reactor) = (OpenConnection::default(), 1, 0);
+    let connection = open.watch();
+    std::mem::forget(open);
+    let job =
+        NamespaceJob { subsystem, host, host_id, cntlid, connection, what, made, reactor, tag };
     NamespaceAdminMessage::Order(Box::new(job))
 }
 
