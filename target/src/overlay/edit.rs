@@ -377,12 +377,16 @@ fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), Edi
         match value {
             Json::Null => drop(table.remove(key)),
             value => {
-                let new = written(value)?;
-                // Equal values are kept as written.
-                let old = table.get(key).and_then(Item::as_value);
-                if old.is_none_or(|old| old.to_string().trim() != new.to_string().trim()) {
-                    table[key.as_str()] = Item::Value(new);
+                let mut new = written(value)?;
+                if let Some(old) = table.get(key).and_then(Item::as_value) {
+                    // Equal values are kept as written, and the comment behind others.
+                    let bare = |value: &Value| value.clone().decorated("", "").to_string();
+                    if bare(old) == bare(&new) {
+                        continue;
+                    }
+                    *new.decor_mut() = old.decor().clone();
                 }
+                table[key.as_str()] = Item::Value(new);
             }
         }
     }

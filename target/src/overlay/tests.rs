@@ -101,6 +101,18 @@ fn nsids(declared: &EffectiveConfig) -> Vec<u32> {
 const AT: (u64, Option<u32>) = (1_700_000_000, Some(0));
 
 #[test]
+fn a_comment_behind_a_value_survives_a_change_of_the_value() {
+    let mut settings = settings(json!({"size": "2GiB"}));
+    for size in ["2GiB", "1GiB"] {
+        settings.insert("size".to_owned(), size.into());
+        let settings = settings.clone();
+        let change = Change::SetNamespace { subsystem: A.to_owned(), nsid: 1, settings };
+        let text = edit(TEXT, &change).unwrap();
+        assert_eq!(text, TEXT.replace("1GiB", size));
+    }
+}
+
+#[test]
 fn each_change_has_its_effect_and_preserves_the_rest() {
     let mut text = TEXT.to_owned();
     let b = "nqn.2026-11.io.nvmfd:b";
