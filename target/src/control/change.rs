@@ -126,8 +126,10 @@ impl<T: Serve> RunningDaemon<T> {
         wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
         lines.iter().for_each(|line| info!("{line}"));
         self.adopt(next);
-        let requested = wanted.changes.iter().map(ToString::to_string).collect();
-        self.note_in_history(*uid, requested, outcome.differences.clone());
+        if !outcome.differences.is_empty() {
+            let requested = wanted.changes.iter().map(ToString::to_string).collect();
+            self.note_in_history(*uid, requested, outcome.differences.clone());
+        }
         Ok(outcome)
     }
 

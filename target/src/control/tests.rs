@@ -623,6 +623,26 @@ fn reloads_that_changed_something_are_in_the_history_with_their_user() {
     assert!(list[1].differences[0].starts_with("+ namespace 2"), "{list:?}");
 }
 
+/// A program that sets the same each minute would leave nothing else.
+#[test]
+fn changes_that_change_nothing_are_not_in_the_history() {
+    let mut served = stage(|_| ()).served;
+    for size in ["1GiB", "2GiB", "2GiB"] {
+        let subsystem = "nqn.2026-11.io.nvmfd:disk1".to_owned();
+        let settings = [("size".to_owned(), size.into())].into();
+        let change = crate::api::Change::SetNamespace { subsystem, nsid: 1, settings };
+        let wanted = crate::api::Wanted { changes: vec![change], dry_run: false };
+        let request = change::ChangeRequest { wanted, uid: None, if_match: None };
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let work = change::ConfigRequest::Change(request);
+        served = served.execute(Order { work, answer });
+        answered.blocking_recv().unwrap().unwrap();
+    }
+    let list = served.shown.borrow().history.list();
+    assert_eq!(list.len(), 1, "{list:?}");
+    assert!(list[0].differences[0].contains("2GiB"), "{list:?}");
+}
+
 #[test]
 fn a_pending_listener_does_not_hide_a_refused_reload() {
     let stage = stage(|fake| {

@@ -274,6 +274,10 @@ impl EffectiveConfig {
                             the changes separately";
                 return Err(EditError::Wrong(what.to_owned()));
             }
+            // The files say so already: later edits of them are not to be overridden by that.
+            if sources == next.sources && sources == self.read && !replaces(change) {
+                continue;
+            }
             if shares {
                 next.origins = after(&next.origins, &next.sources, &sources, change);
                 next.read.shared.clone_from(&sources.shared);

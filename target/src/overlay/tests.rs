@@ -112,6 +112,23 @@ fn a_comment_behind_a_value_survives_a_change_of_the_value() {
     }
 }
 
+/// A program may set the same again and again.
+#[test]
+fn a_change_that_the_files_have_already_overrides_no_later_edit_of_them() {
+    let (directory, declared) = stage(TEXT);
+    let size = |size: &str| Change::SetNamespace {
+        subsystem: A.to_owned(),
+        nsid: 1,
+        settings: settings(json!({ "size": size })),
+    };
+    let changed = declared.with(&[size("1GiB")], AT).unwrap();
+    assert_eq!((changed.digest(), changed.changes()), (declared.digest(), &Changes::default()));
+    fs::write(declared.file(), TEXT.replace("1GiB", "3GiB")).unwrap();
+    assert_eq!(changed.reload().unwrap().config(), load(&directory).config());
+    let both = declared.with(&[size("2GiB"), size("1GiB")], AT).unwrap();
+    assert_eq!(both.changes().kept.len(), 2);
+}
+
 #[test]
 fn each_change_has_its_effect_and_preserves_the_rest() {
     let mut text = TEXT.to_owned();
