@@ -326,7 +326,12 @@ impl Persist for NamespaceFile {
             self.convert(&found)?;
             let write = |lines| self.write(found.sections.clone(), name, lines);
             write(new).inspect_err(|_| {
-                // The rename may have happened. Hosts were reported the previous state, so restore it.
+                let is_as_before =
+                    |now: LoadedSections| now.sections.0.get(name) == before.as_ref();
+                if self.read().is_ok_and(is_as_before) {
+                    return;
+                }
+                // The rename has happened. Hosts were reported the previous state, so restore it.
                 if let Err(failure) = write(before) {
                     error!("cannot roll back [{name}]: {failure}");
                 }

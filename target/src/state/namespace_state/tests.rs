@@ -417,3 +417,31 @@ proptest! {
         let _ = (Sections::parse(&lines), State::parse(&lines));
     }
 }
+
+/// A full file system: nothing has changed, and a failure to restore that would mislead.
+#[test]
+fn a_state_whose_write_fails_is_not_written_back() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crate::blockdev::durable::{Step, observe};
+
+    let directory = tempdir().unwrap();
+    let file = file(directory.path());
+    let (old, new) = (WriteProtectState::PROTECTED, WriteProtectState::PERMANENT);
+    file.replace(Some(&old), None).unwrap();
+    let writes = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&writes);
+    observe(Some(Box::new(move |step| match step {
+        Step::Write(..) => {
+            count.fetch_add(1, Ordering::Relaxed);
+            Err(io::ErrorKind::StorageFull.into())
+        }
+        _ => Ok(()),
+    })));
+    let replaced = file.replace(Some(&new), Some(&old));
+    observe(None);
+    assert_eq!(replaced.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(writes.load(Ordering::Relaxed), 1);
+    assert_eq!(file.load(), Ok(Some(old)));
+}
