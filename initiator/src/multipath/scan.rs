@@ -111,7 +111,9 @@ impl Path {
         self.scan.retry_at = None;
         while let Some(step) = self.scan.next() {
             self.scan.wanted &= !(1 << step as u8);
-            let Some((len, sqe)) = self.scan_command(step) else { continue };
+            let Some((len, sqe)) = self.scan_command(step, r.pool.plan().largest_bytes) else {
+                continue;
+            };
             match self.send_scan(len, sqe, step, r) {
                 true => self.scan.running = Some(step),
                 false => {
@@ -128,7 +130,7 @@ impl Path {
     }
 
     /// Returns the command of a step and the length of its data, unless the controller needs none.
-    fn scan_command(&self, step: Step) -> Option<(u32, Sqe)> {
+    fn scan_command(&self, step: Step, most_bytes: u32) -> Option<(u32, Sqe)> {
         let page = self.session.as_ref()?.controller();
         let nsid = self.common.nsid;
         let identify = |cns, nsid| Some((IDENTIFY_BYTES, Identify::new(cns, nsid).emit(Sgl::NONE)));
@@ -154,9 +156,19 @@ impl Path {
             Step::Limits => identify(Cns::CSI_CONTROLLER, 0),
             Step::Ana => {
                 let len = page.nanagrpid.checked_mul(AnaGroup::BYTES as u32)?.checked_add(16)?;
-                // Return Groups Only: the group of the namespace is known from Identify.
-                let fits = page.cmic.ana() && page.nanagrpid > 0 && len <= MOST_ANA_BYTES;
-                if fits { log(LogId::ANA, len, 1) } else { None }
+                if !page.cmic.ana() || page.nanagrpid == 0 || len > MOST_ANA_BYTES {
+                    return None;
+                }
+                // With the namespaces of each group, because one may move to another group, which
+                // only this log tells. A log that is too long: groups only (RGO), and the group as
+                // Identify has told it.
+                let namespaces = if page.mnan == 0 { page.nn } else { page.mnan };
+                let whole = namespaces.checked_mul(4).and_then(|ids| len.checked_add(ids));
+                let most_bytes = most_bytes.min(self.session.as_ref()?.max_transfer_bytes());
+                match whole.filter(|whole| *whole <= MOST_ANA_BYTES.min(most_bytes)) {
+                    Some(whole) => log(LogId::ANA, whole, 0),
+                    None => log(LogId::ANA, len, 1),
+                }
             }
         }
     }
@@ -254,7 +266,8 @@ impl Path {
             return;
         }
         // As in Linux, a path whose log lacks the group is not used until an event announces another.
-        let state = state_of(group, bytes).unwrap_or(AnaState::INACCESSIBLE);
+        let nsid = self.common.nsid;
+        let state = state_of(nsid, group, bytes).unwrap_or(AnaState::INACCESSIBLE);
         self.is_ana_pending = false;
         let before = self.ana.replace(state);
         match state {
@@ -306,19 +319,26 @@ impl Path {
     }
 }
 
-/// Returns the state of a group in an ANA log; `None` if it is not there.
-fn state_of(group: u32, log: &[u8]) -> Option<AnaState> {
+/// Returns the state of a namespace in an ANA log: that of the group that lists it, or of its `group`
+/// where that is without a list; `None` if it is not there.
+fn state_of(nsid: u32, group: u32, log: &[u8]) -> Option<AnaState> {
     let header = AnaHeader::parse(log.first_chunk()?);
     let mut rest = log.get(AnaHeader::BYTES..)?;
+    let mut unlisted = None;
     for _ in 0..header.ngrps {
         let descriptor = AnaGroup::parse(rest.first_chunk()?);
-        if descriptor.grpid == group {
-            return Some(AnaState(descriptor.state.0 & 0xF));
+        let state = AnaState(descriptor.state.0 & 0xF);
+        let len = usize::try_from(descriptor.nnsids).ok()?.checked_mul(4)?;
+        let (ids, behind) = rest.get(AnaGroup::BYTES..)?.split_at_checked(len)?;
+        if ids.chunks_exact(4).any(|id| id == nsid.to_le_bytes()) {
+            return Some(state);
         }
-        let ids = usize::try_from(descriptor.nnsids).ok()?.checked_mul(4)?;
-        rest = rest.get(AnaGroup::BYTES.checked_add(ids)?..)?;
+        if ids.is_empty() && descriptor.grpid == group {
+            unlisted = Some(state);
+        }
+        rest = behind;
     }
-    None
+    unlisted
 }
 
 #[cfg(test)]
@@ -328,16 +348,23 @@ mod tests {
     #[test]
     fn ana_state_is_found_behind_other_groups() {
         let group = |grpid, nnsids, state| AnaGroup { grpid, nnsids, state, ..AnaGroup::default() };
+        // The group that the namespace has left is empty now.
+        let mut log = AnaHeader { chgcnt: 1, ngrps: 2 }.emit().to_vec();
+        log.extend(group(7, 0, AnaState::OPTIMIZED).emit());
+        log.extend(group(1, 1, AnaState::INACCESSIBLE).emit());
+        log.extend([2, 0, 0, 0]);
+        assert_eq!(state_of(2, 7, &log), Some(AnaState::INACCESSIBLE));
         let mut log = AnaHeader { chgcnt: 1, ngrps: 2 }.emit().to_vec();
         log.extend(group(1, 2, AnaState::INACCESSIBLE).emit());
         log.extend([1, 0, 0, 0, 2, 0, 0, 0]);
-        log.extend(group(7, 1, AnaState::NON_OPTIMIZED).emit());
-        assert_eq!(state_of(1, &log), Some(AnaState::INACCESSIBLE));
-        assert_eq!(state_of(7, &log), Some(AnaState::NON_OPTIMIZED));
-        assert_eq!(state_of(2, &log), None);
+        log.extend(group(7, 0, AnaState::NON_OPTIMIZED).emit());
+        assert_eq!(state_of(2, 1, &log), Some(AnaState::INACCESSIBLE));
+        assert_eq!(state_of(3, 1, &log), None, "it has left");
+        assert_eq!(state_of(3, 7, &log), Some(AnaState::NON_OPTIMIZED), "groups only");
+        assert_eq!(state_of(3, 2, &log), None);
         // A log that is shorter than it says, or says that a group is endless.
-        assert_eq!(state_of(7, &log[..log.len() - 1]), None);
+        assert_eq!(state_of(3, 7, &log[..log.len() - 1]), None);
         log[16 + 4..16 + 8].fill(0xFF);
-        assert_eq!(state_of(7, &log), None);
+        assert_eq!(state_of(3, 7, &log), None);
     }
 }

@@ -493,6 +493,18 @@ fn inaccessible_paths_are_unused_and_long_ana_changes_reset_them() {
     lab.run_until(7, |lab| lab.machine.state(0) != PathState::Live);
 }
 
+/// The event of a namespace that is in another group now is that of groups.
+#[test]
+fn a_namespace_that_moves_to_another_ana_group_is_used_there() {
+    let mut lab = quiet();
+    lab.target.ana_group = 2;
+    lab.target.notify(None, AsyncEvent::ANA_CHANGE);
+    lab.settle();
+    lab.submit(Operation::Read, 0, 1);
+    lab.run_until(3, |lab| lab.under_way.is_empty());
+    lab.close();
+}
+
 #[test]
 fn ctrl_loss_tmo_ends_paths_and_fast_io_fail_tmo_fails_requests() {
     let s = Duration::from_secs;

@@ -87,6 +87,10 @@ pub(crate) struct Target {
     pub(crate) ports: Vec<Port>,
     pub(crate) size_blocks: u64,
     pub(crate) is_removed: bool,
+    /// Of the namespace.
+    pub(crate) uuid: [u8; 16],
+    /// The ANA group of the namespace: 1 or 2.
+    pub(crate) ana_group: u32,
     pub(crate) is_write_protected: bool,
     /// WZSL: the longest Write Zeroes has 8 << wzsl blocks.
     pub(crate) wzsl: u8,
@@ -253,6 +257,8 @@ impl Target {
             ports: (0..ports).map(port).collect(),
             size_blocks: BLOCKS,
             is_removed: false,
+            uuid: [5; 16],
+            ana_group: 1,
             is_write_protected: false,
             wzsl: 5,
             dmrsl: 64,
@@ -558,9 +564,12 @@ impl Target {
                 (self.reply_with(sqe, &page), 0)
             }
             AdminOpcode::GET_LOG_PAGE => {
-                let log = GetLogPage::parse(sqe).lid;
+                let GetLogPage { lid: log, lsp, .. } = GetLogPage::parse(sqe);
                 controller.events.retain(|(event, _)| event.log() != log);
-                let page = if log == LogId::ANA { self.ana_log(port) } else { vec![0; 4096] };
+                let page = match log {
+                    LogId::ANA => self.ana_log(port, lsp & 1 == 1),
+                    _ => vec![0; 4096],
+                };
                 (self.reply_with(sqe, &page), 0)
             }
             other => panic!("{other:?}"),
@@ -575,10 +584,12 @@ impl Target {
         Status::SUCCESS
     }
 
-    fn ana_log(&self, port: usize) -> Vec<u8> {
-        let (grpid, state) = (1, self.ports[port].ana);
+    fn ana_log(&self, port: usize, groups_only: bool) -> Vec<u8> {
+        let (grpid, state) = (self.ana_group, self.ports[port].ana);
+        let nnsids = if groups_only { 0 } else { 1 };
         let mut log = AnaHeader { chgcnt: 1, ngrps: 1 }.emit().to_vec();
-        log.extend(AnaGroup { grpid, state, ..AnaGroup::default() }.emit());
+        log.extend(AnaGroup { grpid, nnsids, state, ..AnaGroup::default() }.emit());
+        log.extend([1, 0, 0, 0].iter().filter(|_| !groups_only));
         log
     }
 
@@ -589,7 +600,7 @@ impl Target {
             Cns::NAMESPACE if !self.is_removed => {
                 let mut lbaf = [LbaFormat::default(); 64];
                 lbaf[0].lbads = 9;
-                let (nsze, ncap, anagrpid) = (self.size_blocks, self.size_blocks, 1);
+                let (nsze, ncap, anagrpid) = (self.size_blocks, self.size_blocks, self.ana_group);
                 let nguid = [7; 16];
                 IdentifyNamespace {
                     nsze,
@@ -603,7 +614,7 @@ impl Target {
                 .emit(&mut page);
             }
             Cns::NAMESPACE_DESCRIPTORS if !self.is_removed => {
-                NamespaceIds { uuid: Some([5; 16]), ..NamespaceIds::default() }.emit(&mut page);
+                NamespaceIds { uuid: Some(self.uuid), ..NamespaceIds::default() }.emit(&mut page);
             }
             Cns::CSI_CONTROLLER => {
                 let (wzsl, dmrsl) = (self.wzsl, self.dmrsl);
@@ -625,8 +636,8 @@ fn controller(cntlid: u16) -> IdentifyController {
         nn: 1,
         cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
         anatt_s: 3,
-        anagrpmax: 1,
-        nanagrpid: 1,
+        anagrpmax: 2,
+        nanagrpid: 2,
         crdt1_100ms: 1,
         crdt2_100ms: 4,
         oncs: Oncs(0).with_dataset_management(true).with_write_zeroes(true),
