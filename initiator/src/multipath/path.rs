@@ -220,7 +220,8 @@ impl Path {
 
     /// How well it can be used, 0 best; `None`: not now.
     pub(super) fn rank(&self, now: Instant) -> Option<u8> {
-        if self.state != PathState::Live || self.view.is_none() || self.is_ana_pending {
+        let is_known = self.view.is_some() && !self.scan.is_open();
+        if self.state != PathState::Live || !is_known || self.is_ana_pending {
             return None;
         }
         let state = match self.ana {

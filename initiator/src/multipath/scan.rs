@@ -72,6 +72,11 @@ impl Scan {
         self.want(Step::Ana);
     }
 
+    /// Whether the namespace may be another one than before.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
     fn next(&self) -> Option<Step> {
         Step::ALL.into_iter().find(|step| self.wanted & 1 << *step as u8 != 0)
     }

@@ -506,6 +506,25 @@ fn a_namespace_that_moves_to_another_ana_group_is_used_there() {
 }
 
 #[test]
+fn requests_wait_until_a_changed_namespace_is_identified() {
+    let mut lab = quiet();
+    // Its identifiers cannot be read at first.
+    (lab.target.uuid, lab.target.unread_identifiers) = ([6; 16], 2);
+    lab.target.notify(None, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+    lab.settle();
+    let sent = lab.target.commands;
+    lab.submit(Operation::Write { fua: false }, 0, 1);
+    let end = lab.now + Duration::from_secs(5);
+    while lab.now < end {
+        lab.step(end);
+    }
+    assert_eq!(lab.target.commands, sent, "it is another namespace");
+    lab.target.uuid = [5; 16];
+    lab.run_until(30, |lab| lab.under_way.is_empty());
+    lab.close();
+}
+
+#[test]
 fn ctrl_loss_tmo_ends_paths_and_fast_io_fail_tmo_fails_requests() {
     let s = Duration::from_secs;
     let options = MultipathOptions {
