@@ -105,6 +105,11 @@ impl Health {
         self.standing.load(Ordering::Relaxed) & STANDBY != 0
     }
 
+    /// Whether it would be served if it were not in standby.
+    pub fn is_only_standby(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) & (STANDBY | DOWN) == STANDBY
+    }
+
     /// Operations are refused, so that hosts use another path; or are not any more.
     pub fn set_standby(&self, standby: bool) {
         match standby {

@@ -18,7 +18,7 @@ use crate::controller::association::ERROR_LOG_ENTRIES;
 use crate::controller::{
     ABORTS, Controller, ControllerKind, KAS_100MS, RETRY_DELAYS_100MS, VERSION,
 };
-use crate::subsystem::ana::{ANA_GROUPS, ANACAP, ANATT_S};
+use crate::subsystem::ana::{ANACAP, ANATT_S, UNACQUIRED_GROUP, reported_group};
 use crate::subsystem::event_log::PELS_64K;
 use crate::subsystem::{MAX_NSID, Namespace, Subsystem};
 
@@ -136,7 +136,7 @@ fn fill(
         Cns::CSI_CONTROLLER => {}
         Cns::INDEPENDENT_NAMESPACE => {
             if let Some(found) = valid(subsystem, nsid)? {
-                independent_namespace(found).emit(page);
+                independent_namespace(found, controller).emit(page);
             }
         }
         // No other controller is listed: each host has its own, and must not see those of others.
@@ -213,8 +213,8 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cqes: 0x44,
         anatt_s: ANATT_S,
         anacap: ANACAP,
-        anagrpmax: ANA_GROUPS,
-        nanagrpid: ANA_GROUPS,
+        anagrpmax: UNACQUIRED_GROUP,
+        nanagrpid: UNACQUIRED_GROUP,
         nn: subsystem.offer.max_nsid,
         mnan: subsystem.offer.max_nsid,
         oncs: Oncs(0)
@@ -277,7 +277,7 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
             true => DEALLOCATED_STAYS,
             false => DEALLOCATED_READS_ZEROS,
         },
-        anagrpid: namespace.ana_group,
+        anagrpid: reported_group(namespace, &controller.association.reach.states()),
         nsattr: u8::from(namespace.is_read_only()),
         mssrl: copied_blocks,
         mcl: copied_blocks.into(),
@@ -298,13 +298,16 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
 
 /// Returns the fields that are independent of the command set ("I/O Command Set Independent
 /// Identify Namespace data structure").
-fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent {
+fn independent_namespace(
+    namespace: &Namespace,
+    controller: &Controller,
+) -> IdentifyNamespaceIndependent {
     const NO_CACHE: u8 = 1 << 5;
     IdentifyNamespaceIndependent {
         nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
-        anagrpid: namespace.ana_group,
+        anagrpid: reported_group(namespace, &controller.association.reach.states()),
         nsattr: u8::from(namespace.is_read_only()),
         // Hosts may ignore one that is not ready until an event.
         nstat: if namespace.health.is_down() { 0 } else { READY },
@@ -428,7 +431,7 @@ mod tests {
         let cmic = Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true);
         assert_eq!(found.cmic, cmic);
         assert_eq!((found.anatt_s, found.anacap), (10, 0x1F), "all five states");
-        assert_eq!((found.anagrpmax, found.nanagrpid), (64, 64));
+        assert_eq!((found.anagrpmax, found.nanagrpid), (65, 65));
         assert_eq!(found.mdts, 8, "1 MiB");
         assert_eq!((found.oaes.0, found.ctratt.0), (1 << 8 | 1 << 11, 0x41));
         assert_eq!(found.cntrltype, ControllerType::IO);

@@ -430,9 +430,11 @@ impl Controller {
         self.not_ready.insert(nsid);
     }
 
-    /// Checks the ANA states of groups, and raises the event if they have changed.
+    /// Checks the ANA states of groups, and which namespaces are in standby, and raises the event if
+    /// that has changed.
     pub(crate) fn look_at_paths(&mut self) {
-        if self.association.reach.states() != self.ana.states() {
+        let ControllerKind::Nvm(subsystem) = &self.role else { return };
+        if !self.ana.is_current(subsystem, &self.association.reach.states()) {
             self.note_ana();
         }
     }

@@ -15,12 +15,17 @@ use nvme::log::{AnaGroup, AnaHeader, AnaState};
 
 use crate::subsystem::{MAX_NSID, Namespace, Subsystem};
 
-/// The largest group id (ANAGRPMAX), and how many groups there may be (NANAGRPID).
+/// The largest group id of a configuration, and how many groups there may be.
 pub const ANA_GROUPS: u32 = 64;
+
+/// One more, always inaccessible: of the images that a gateway has not acquired yet, although it serves
+/// their group. Hosts take the group of a namespace from the log. With an accessible state there they
+/// would repeat at once, and without end, what is refused as inaccessible.
+pub(crate) const UNACQUIRED_GROUP: u32 = ANA_GROUPS + 1;
 
 /// Bytes of the longest possible log.
 const ANA_LOG_BYTES: usize =
-    AnaHeader::BYTES + AnaGroup::BYTES * ANA_GROUPS as usize + 4 * MAX_NSID as usize;
+    AnaHeader::BYTES + AnaGroup::BYTES * UNACQUIRED_GROUP as usize + 4 * MAX_NSID as usize;
 
 // Linux reads the log in one command, so it must fit the smallest MDTS.
 const _: () = assert!(ANA_LOG_BYTES <= 8192);
@@ -198,9 +203,13 @@ impl AnaLog {
         AnaLog { states, listed: states, changes: 0, groups: groups(subsystem, &states) }
     }
 
-    /// The states in the log.
-    pub fn states(&self) -> AnaStates {
-        self.states
+    /// Whether it has the present states, and namespaces in standby where they belong.
+    pub fn is_current(&self, subsystem: &Subsystem, states: &AnaStates) -> bool {
+        let last = self.groups.last().filter(|group| group.id == UNACQUIRED_GROUP);
+        let listed = last.map_or(&[][..], |group| &group.nsids);
+        let is_in_it = |n: &&Namespace| reported_group(n, states) == UNACQUIRED_GROUP;
+        let found = subsystem.namespaces.iter().filter(is_in_it).map(|n| &n.nsid);
+        self.states == *states && found.eq(listed)
     }
 
     /// Updates namespaces and states. Returns true if the host is to be notified: a group has
@@ -217,8 +226,10 @@ impl AnaLog {
             changed |= !same;
             // Linux takes the state of an added namespace from the log that it has read last, which may
             // contain a group that was without namespaces since.
-            notify |= self.listed.state(new.id) != new.state;
-            self.listed.set(new.id, new.state);
+            if new.id != UNACQUIRED_GROUP {
+                notify |= self.listed.state(new.id) != new.state;
+                self.listed.set(new.id, new.state);
+            }
             let moved = |nsid: &u32| {
                 let of = old.iter().find(|group| group.nsids.binary_search(nsid).is_ok());
                 of.is_some_and(|of| of.id != new.id)
@@ -251,15 +262,30 @@ impl AnaLog {
     }
 }
 
+/// The group of a namespace for hosts of a path with these states.
+pub(crate) fn reported_group(namespace: &Namespace, states: &AnaStates) -> u32 {
+    let is_accessible = || {
+        [AnaState::OPTIMIZED, AnaState::NON_OPTIMIZED].contains(&states.state(namespace.ana_group))
+    };
+    match namespace.health.is_only_standby() && is_accessible() {
+        true => UNACQUIRED_GROUP,
+        false => namespace.ana_group,
+    }
+}
+
 /// The groups that have namespaces, both ascending.
 fn groups(subsystem: &Subsystem, states: &AnaStates) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for namespace in &subsystem.namespaces {
-        let id = namespace.ana_group;
+        let id = reported_group(namespace, states);
         match groups.binary_search_by_key(&id, |group| group.id) {
             Ok(at) => groups[at].nsids.push(namespace.nsid),
             Err(at) => {
-                let (state, nsids) = (states.state(id), vec![namespace.nsid]);
+                let state = match id {
+                    UNACQUIRED_GROUP => AnaState::INACCESSIBLE,
+                    id => states.state(id),
+                };
+                let nsids = vec![namespace.nsid];
                 groups.insert(at, Group { id, state, nsids, changes: 1 });
             }
         }
@@ -324,7 +350,7 @@ mod tests {
         let second = AnaGroup { grpid: 3, nnsids: 1, chgcnt: 1, state: AnaState::INACCESSIBLE };
         assert_eq!((group(56), &page[88..96]), (second, &[2, 0, 0, 0, 0, 0, 0, 0][..]));
         let short = log.page(RGO);
-        assert_eq!((page.len(), short.len(), &short[80..84]), (6160, 6160, &[0; 4][..]));
+        assert_eq!((page.len(), short.len(), &short[80..84]), (6192, 6192, &[0; 4][..]));
         let group = AnaGroup::parse(short[48..].first_chunk().unwrap());
         assert_eq!(group, AnaGroup { nnsids: 0, ..second });
     }
@@ -368,6 +394,43 @@ mod tests {
             assert_eq!(log.update(&whole, states), is_reported, "{state}");
             assert!(!log.update(&whole, states), "once");
         }
+    }
+
+    #[test]
+    fn an_image_that_was_not_acquired_is_in_an_inaccessible_group_of_its_own() {
+        let (subsystem, mut states) = (split(), AnaStates::default());
+        let listed = |log: &AnaLog| -> Vec<_> {
+            log.groups.iter().map(|it| (it.id, it.state, it.nsids.clone())).collect()
+        };
+        let (optimized, inaccessible) = (AnaState::OPTIMIZED, AnaState::INACCESSIBLE);
+        let whole = [(1, optimized, vec![1, 7]), (3, optimized, vec![2])];
+        let mut log = AnaLog::new(&subsystem, states);
+        let health = &subsystem.namespaces[2].health;
+        health.set_standby(true);
+        assert!(!log.is_current(&subsystem, &states));
+        assert!(log.update(&subsystem, states) && log.is_current(&subsystem, &states));
+        let apart = [whole[0].clone(), whole[1].clone()];
+        let apart = [(1, optimized, vec![1]), apart[1].clone(), (65, inaccessible, vec![7])];
+        assert_eq!(listed(&log), apart);
+        assert!(!log.update(&subsystem, states), "once");
+        let page = log.page(0);
+        let last = AnaGroup::parse(page[16 + 36 + 36..].first_chunk().unwrap());
+        assert_eq!((last.grpid, last.nnsids, last.state), (65, 1, inaccessible));
+        // The group is not served here at all.
+        states.set(1, inaccessible);
+        assert!(log.update(&subsystem, states));
+        assert_eq!(listed(&log)[0], (1, inaccessible, vec![1, 7]));
+        states.set(1, optimized);
+        assert!(log.update(&subsystem, states));
+        assert_eq!(listed(&log), apart);
+        health.set_down();
+        assert!(log.update(&subsystem, states), "no path leads to it");
+        assert_eq!(listed(&log), whole);
+        health.set_up();
+        assert!(log.update(&subsystem, states));
+        health.set_standby(false);
+        assert!(!log.is_current(&subsystem, &states) && log.update(&subsystem, states));
+        assert_eq!(listed(&log), whole);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(super) struct GroupImage {
 impl GroupImage {
     /// It was not acquired with its group, and may be now.
     pub(super) fn is_left(&self) -> bool {
-        self.device.health().is_standby() && !self.device.health().is_down()
+        self.device.health().is_only_standby()
     }
 }
 
@@ -234,6 +234,8 @@ impl Cluster {
             }
             _ => self.monitor.release(&devices(&images)),
         };
+        // Hosts are told which namespaces are served.
+        self.registry.wake_reactors();
         match outcome {
             Ok(()) => Outcome::Done,
             Err(sentence) => {
