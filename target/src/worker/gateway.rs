@@ -329,7 +329,7 @@ impl Driver {
             Stage::Serving | Stage::Standby if to.is_some() => {
                 format!("it is being moved to gateway {}", to.map_or("", |to| &to.name))
             }
-            Stage::Serving => return None,
+            Stage::Serving => return self.left_images(id),
             Stage::Standby if is_owned => return None,
             Stage::Standby if self.gateway.is_outdated() => {
                 "this gateway takes no group: another one has had a later version of the shared \
@@ -345,6 +345,18 @@ impl Driver {
             Stage::Confirming => "this gateway notes that it serves it".to_owned(),
             Stage::Releasing(_) => "this gateway releases the locks of the images".to_owned(),
             Stage::Giving(_) => "this gateway gives it to another one".to_owned(),
+        })
+    }
+
+    /// Whether images of a group that is served are not.
+    fn left_images(&self, group: u32) -> Option<String> {
+        let images = self.cluster.images(group);
+        let left = images.iter().filter(|image| image.is_left()).count();
+        let all = images.len();
+        (left > 0).then(|| {
+            format!(
+                "this gateway has not acquired {left} of {all} images, and tries again: see its log"
+            )
         })
     }
 

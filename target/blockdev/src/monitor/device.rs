@@ -31,6 +31,8 @@ pub struct MonitoredDevice {
     pub(super) record: Option<((Nqn, u32), TrustRecord)>,
     /// It is being reopened for the administrator.
     pub(super) reopening: AtomicBool,
+    /// Held while an image is acquired or released: the cluster may not answer for long.
+    pub(super) tenure: Mutex<()>,
     /// Number of [`ResizeGuard`]s.
     resizes: AtomicU32,
     /// No longer served.
@@ -63,6 +65,7 @@ impl MonitoredDevice {
             unallocated_bytes: AtomicU64::new(backing.unallocated_bytes()),
             record: None,
             reopening: AtomicBool::new(false),
+            tenure: Mutex::default(),
             resizes: AtomicU32::new(0),
             current: Mutex::new(Arc::new(backing)),
             check: Mutex::new(CheckState {
@@ -106,6 +109,11 @@ impl MonitoredDevice {
             warn!("{}: {why}", self.place);
             why.clone_into(&mut check.last_reason);
         }
+    }
+
+    /// It is served: a later reason is logged, also if it is the same.
+    pub(super) fn forget_reason(&self) {
+        lock(&self.check).last_reason.clear();
     }
 
     /// Checks whether its path still leads to it. It is served in any case, because hosts use the

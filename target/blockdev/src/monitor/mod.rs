@@ -31,6 +31,7 @@ use tracing::{error, info, warn};
 use crate::blocking::BlockingPool;
 use crate::{BackingDevice, Condition, DeviceId, Kind, lock};
 pub use device::{MonitoredDevice, ResizeGuard};
+pub use standby::IsCurrent;
 pub use trust::{Distrust, TrustRecord, TrustRecords};
 
 /// Interval of examinations after a failure.

@@ -13,7 +13,7 @@ use tracing::{error, info, warn};
 use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ClusterConfig;
-use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
+use crate::blockdev::monitor::{DeviceMonitor, IsCurrent, MonitoredDevice};
 use crate::blockdev::rados::{self, ObjectClient, UpdateError};
 use crate::blockdev::rbd::DataClient;
 use crate::config::GroupConfig;
@@ -198,13 +198,19 @@ impl Cluster {
         Ok(())
     }
 
+    /// Whether the data client is still that of a generation.
+    fn is_current(&self, generation: u64) -> IsCurrent {
+        let (data, current) = (Arc::clone(&self.data), Arc::clone(&self.generation));
+        Arc::new(move || {
+            let client = lock(&data).clone();
+            current.load(Ordering::SeqCst) == generation
+                && client.is_some_and(|client| !client.is_fenced())
+        })
+    }
+
     /// Acquires or releases the images of a group, if they are still those of the same data client.
     pub(super) fn execute_on_images(&self, job: &ImageJob) -> Outcome {
-        let is_current = || {
-            let client = lock(&self.data).clone();
-            self.generation.load(Ordering::SeqCst) == job.generation
-                && client.is_some_and(|client| !client.is_fenced())
-        };
+        let is_current = self.is_current(job.generation);
         if !is_current() {
             return Outcome::Failed;
         }
@@ -224,22 +230,19 @@ impl Cluster {
                 // One that cannot be served is no obstacle to the service of the others.
                 images.retain(|image| !image.device.health().is_down());
                 let devices = devices(&images);
-                let mut outcome = loaded.and_then(|()| self.monitor.acquire(&devices, former));
-                // The record of the group names this client: locks of another one are no use.
-                if !is_current() {
-                    let _ = self.monitor.release(&devices);
-                    outcome = Err("the RADOS client has changed".to_owned());
-                }
-                outcome
+                loaded.and_then(|()| self.monitor.acquire(&devices, former, is_current))
             }
-            _ => self.monitor.release(&devices(&images)),
+            _ => self.monitor.release(&devices(&images), is_current),
         };
         // Hosts are told which namespaces are served.
         self.registry.wake_reactors();
         match outcome {
             Ok(()) => Outcome::Done,
             Err(sentence) => {
-                warn!("group {}: ANA group {group}: {sentence}", self.group.name);
+                // Of images that are left it was logged, once.
+                if job.id.is_some() {
+                    warn!("group {}: ANA group {group}: {sentence}", self.group.name);
+                }
                 Outcome::Failed
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::blocking::BlockingPool;
 use crate::ceph::{ClusterConfig, ImageName};
-use crate::ceph_client::tests::{cluster, tool};
+use crate::ceph_client::tests::{cluster, signal, tool};
 use crate::monitor::Rings;
 use crate::rbd::{DataClient, examine};
 use crate::{BackingConfig, BackingDevice, BackingKind, DeviceId};
@@ -61,7 +61,11 @@ impl Gateway {
     }
 
     fn acquire(&self, former: &[String]) -> Result<(), String> {
-        self.monitor.acquire(&self.devices, former)
+        self.monitor.acquire(&self.devices, former, Arc::new(|| true))
+    }
+
+    fn release(&self) {
+        self.monitor.release(&self.devices, Arc::new(|| true)).unwrap();
     }
 }
 
@@ -100,7 +104,7 @@ fn images_of_a_group_are_acquired_released_and_reopened_after_fencing() {
     assert!(one.devices.iter().all(|it| !it.health().is_down()));
     assert_ne!(one.address(), first);
     one.acquire(std::slice::from_ref(&first)).unwrap_err();
-    other.monitor.release(&other.devices).unwrap();
+    other.release();
     assert_eq!(owners(&images), vec![None; 20]);
     one.acquire(&[]).unwrap();
     // A client that is abandoned, before the monitor has looked.
@@ -109,4 +113,64 @@ fn images_of_a_group_are_acquired_released_and_reopened_after_fencing() {
     let former = owners(&images[..1]).pop().flatten().unwrap();
     one.acquire(&[former]).unwrap();
     assert_eq!(owners(&images), vec![Some(third.address().to_owned()); 20]);
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_in_use_by_another_client_obstructs_no_other_image() {
+    let name = |number| format!("rbd/apart-{}-{number}", std::process::id());
+    let images: Vec<ImageName> = (0..3)
+        .map(|number| {
+            tool(&format!("rbd create --size 1M {}", name(number)));
+            name(number).parse().unwrap()
+        })
+        .collect();
+    let (one, other) = (Gateway::new("nvmfd", &images), Gateway::new("admin", &images[1..2]));
+    other.acquire(&[]).unwrap();
+    one.acquire(&[]).unwrap();
+    let standby = |it: &Gateway| -> Vec<bool> {
+        it.devices.iter().map(|device| device.health().is_only_standby()).collect()
+    };
+    assert_eq!(standby(&one), [false, true, false]);
+    let (own, foreign) = (one.address(), other.address());
+    let expected = [&own, &foreign, &own].map(|address| Some(address.clone()));
+    assert_eq!(owners(&images), expected);
+    // Nothing changes for those that are served when it is tried again.
+    let served = one.devices[0].backing();
+    let left = |it: &Gateway| it.monitor.acquire(&it.devices[1..2], &[], Arc::new(|| true));
+    assert!(left(&one).unwrap_err().contains("in use"));
+    other.release();
+    left(&one).unwrap();
+    assert_eq!((standby(&one), owners(&images)), (vec![false; 3], vec![Some(own); 3]));
+    assert!(Arc::ptr_eq(&served, &one.devices[0].backing()));
+    // Those of another client are not for this one.
+    let outcome = one.monitor.acquire(&one.devices, &[], Arc::new(|| false));
+    assert_eq!(outcome.unwrap_err(), "the RADOS client has changed");
+    one.release();
+    assert_eq!(owners(&images), vec![None; 3]);
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_that_the_cluster_gives_late_is_served_then_and_released_after_it() {
+    let name = format!("rbd/late-{}", std::process::id());
+    tool(&format!("rbd create --size 1M {name}"));
+    let images = [name.parse().unwrap()];
+    let one = Arc::new(Gateway::new("nvmfd", &images));
+    signal("osd.0", "STOP");
+    let why = [one.acquire(&[]), one.acquire(&[])].map(Result::unwrap_err);
+    // A release waits for the task that is late.
+    let (sender, released) = mpsc::channel();
+    let other = Arc::clone(&one);
+    std::thread::spawn(move || {
+        other.release();
+        let _ = sender.send(());
+    });
+    let early = released.recv_timeout(Duration::from_millis(300));
+    signal("osd.0", "CONT");
+    assert_eq!((why, early.is_err()), ([NO_ANSWER.to_owned(), NO_ANSWER.to_owned()], true));
+    released.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!((one.devices[0].health().is_standby(), owners(&images)), (true, vec![None]));
+    one.acquire(&[]).unwrap();
+    assert_eq!(owners(&images), vec![Some(one.address())]);
 }
