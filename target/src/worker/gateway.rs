@@ -45,8 +45,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 enum Message {
     Event(Event),
-    /// A task on the images of an ANA group has ended; with the operation that it was for.
-    ImagesDone(u32, Option<OperationId>, Outcome),
+    /// A task on the images of a generation and ANA group has ended; with the operation that it was
+    /// for.
+    ImagesDone((u64, u32), Option<OperationId>, Outcome),
     /// Leave the group; then say so.
     Leave(SyncSender<()>),
     Stop,
@@ -182,8 +183,8 @@ impl Driver {
             let message = messages.recv_timeout(deadline.saturating_sub(now()));
             match message {
                 Ok(Message::Event(event)) => self.handle(event),
-                Ok(Message::ImagesDone(group, id, outcome)) => {
-                    self.jobs.end(group);
+                Ok(Message::ImagesDone(tenure, id, outcome)) => {
+                    self.jobs.end(tenure);
                     self.start_jobs();
                     if let Some(id) = id {
                         self.handle(Event::Completed(id, outcome));
@@ -233,7 +234,8 @@ impl Driver {
         let groups: Vec<u32> = serving.map(|(group, _)| group).collect();
         for group in groups {
             let images = self.cluster.images(group);
-            if !self.jobs.has(group) && images.iter().any(GroupImage::is_left) {
+            let tenure = (self.cluster.generation.load(Ordering::SeqCst), group);
+            if !self.jobs.has(tenure) && images.iter().any(GroupImage::is_left) {
                 self.add_job(None, group, Operation::Acquire(group, Vec::new()));
             }
         }
@@ -518,13 +520,13 @@ impl Driver {
     fn start_jobs(&mut self) {
         while let Some(job) = self.jobs.start() {
             let (cluster, sender) = (self.cluster.clone(), self.sender.clone());
-            let (group, id) = (job.group, job.id);
+            let (tenure, id) = (job.tenure(), job.id);
             let task = move || {
                 let outcome = cluster.execute_on_images(&job);
-                let _ = sender.send(Message::ImagesDone(group, id, outcome));
+                let _ = sender.send(Message::ImagesDone(tenure, id, outcome));
             };
             if self.cluster.pool.spawn(task).is_err() {
-                let _ = self.sender.send(Message::ImagesDone(group, id, Outcome::Failed));
+                let _ = self.sender.send(Message::ImagesDone(tenure, id, Outcome::Failed));
             }
         }
     }

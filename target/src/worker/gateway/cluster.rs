@@ -71,6 +71,13 @@ pub(super) struct ImageJob {
     pub(super) operation: Operation,
 }
 
+impl ImageJob {
+    /// Whose image it is: the generation and the ANA group.
+    pub(super) fn tenure(&self) -> (u64, u32) {
+        (self.generation, self.group)
+    }
+}
+
 impl Cluster {
     /// Images of a group.
     pub(super) fn images(&self, group: u32) -> Vec<GroupImage> {

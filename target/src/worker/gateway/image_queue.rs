@@ -4,13 +4,14 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::cluster::ImageJob;
 
-/// Tasks on images: one at a time and in order for each ANA group. Those of other groups do not
-/// wait: images may be in another pool, or on other OSDs, than one that hangs.
+/// Tasks on images: one at a time and in order for each ANA group and data client. Those of other groups
+/// do not wait: images may be in another pool, or on other OSDs, than one that hangs. Neither do those
+/// for the next client: a task for the former one may hang, and has no effect any more.
 #[derive(Default)]
 pub(super) struct ImageQueue {
     waiting: VecDeque<ImageJob>,
-    /// ANA groups with a task that has started.
-    busy: BTreeSet<u32>,
+    /// Generations and ANA groups with a task that has started.
+    busy: BTreeSet<(u64, u32)>,
 }
 
 impl ImageQueue {
@@ -20,20 +21,20 @@ impl ImageQueue {
 
     /// The next task that may start. Whoever starts it says when it has ended.
     pub(super) fn start(&mut self) -> Option<ImageJob> {
-        let at = self.waiting.iter().position(|job| !self.busy.contains(&job.group))?;
+        let at = self.waiting.iter().position(|job| !self.busy.contains(&job.tenure()))?;
         let job = self.waiting.remove(at)?;
-        self.busy.insert(job.group);
+        self.busy.insert(job.tenure());
         Some(job)
     }
 
     /// The task of an ANA group has ended.
-    pub(super) fn end(&mut self, group: u32) {
-        self.busy.remove(&group);
+    pub(super) fn end(&mut self, tenure: (u64, u32)) {
+        self.busy.remove(&tenure);
     }
 
     /// Whether an ANA group has a task.
-    pub(super) fn has(&self, group: u32) -> bool {
-        self.busy.contains(&group) || self.waiting.iter().any(|job| job.group == group)
+    pub(super) fn has(&self, tenure: (u64, u32)) -> bool {
+        self.busy.contains(&tenure) || self.waiting.iter().any(|job| job.tenure() == tenure)
     }
 
     /// Drops the tasks that have not started.
@@ -62,15 +63,27 @@ mod tests {
         assert_eq!(started(), Some(Operation::Release(1)));
         assert_eq!(started(), Some(Operation::Acquire(2, Vec::new())), "the release hangs");
         assert_eq!(started(), None);
-        queue.end(2);
-        assert_eq!((queue.has(1), queue.has(2)), (true, false));
+        queue.end((0, 2));
+        assert_eq!((queue.has((0, 1)), queue.has((0, 2))), (true, false));
         assert!(queue.start().is_none());
-        queue.end(1);
+        queue.end((0, 1));
         let next = queue.start().map(|job| job.operation);
         assert_eq!(next, Some(Operation::Acquire(1, Vec::new())));
         queue.push(job(Operation::Release(1), 1));
         queue.clear();
-        queue.end(1);
-        assert!(queue.start().is_none() && !queue.has(1));
+        queue.end((0, 1));
+        assert!(queue.start().is_none() && !queue.has((0, 1)));
+    }
+
+    #[test]
+    fn a_hung_task_for_a_former_client_does_not_delay_the_next_client() {
+        let mut queue = ImageQueue::default();
+        queue.push(job(Operation::Release(1), 1));
+        assert!(queue.start().is_some());
+        queue.clear();
+        queue.push(ImageJob { generation: 1, ..job(Operation::Acquire(1, Vec::new()), 1) });
+        assert_eq!(queue.start().map(|job| job.generation), Some(1));
+        queue.end((0, 1));
+        assert!(queue.has((1, 1)), "the former task has ended");
     }
 }
