@@ -112,9 +112,18 @@ pub enum Action {
     Publish(u32, Access),
     /// Use the data client no more, and drop it in the background: images that it has open fail
     /// every operation from now on.
-    DropClient,
+    DropClient(DropReason),
     /// The gateway takes no part any more.
     End(EndReason),
+}
+
+/// Why a data client is used no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DropReason {
+    /// This gateway was excluded, or has lost its membership.
+    Excluded,
+    /// The images of a group were not released in time: its next owner excludes the client instead.
+    Unreleased(u32),
 }
 
 /// Why a gateway takes no part any more.

@@ -32,7 +32,8 @@ use std::time::Duration;
 
 pub use gateway::Gateway;
 pub use interface::{
-    Access, Action, Declaration, EndReason, Event, Member, Operation, OperationId, Outcome, Stage,
+    Access, Action, Declaration, DropReason, EndReason, Event, Member, Operation, OperationId,
+    Outcome, Stage,
 };
 
 /// Number of slots: gateways of a group.

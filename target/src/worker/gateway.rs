@@ -18,8 +18,8 @@ use nvme::Nqn;
 use nvme::log::AnaState;
 use nvmfd_gateway::record::{Applied, Key, KeyedHosts, Membership, Slot};
 use nvmfd_gateway::{
-    Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, OperationId,
-    Outcome, Stage, Timing,
+    Access, Action, Declaration, DropReason, EndReason, Event, Gateway, Member, Operation,
+    OperationId, Outcome, Stage, Timing,
 };
 use tracing::{error, info, warn};
 
@@ -450,7 +450,7 @@ impl Driver {
                         self.cluster.registry.end_paths(group, Cause::GatewayCut);
                     }
                 }
-                Action::DropClient => self.drop_client(),
+                Action::DropClient(reason) => self.drop_client(reason),
                 Action::End(reason) => self.end(&reason),
             }
         }
@@ -459,17 +459,22 @@ impl Driver {
         }
     }
 
-    fn drop_client(&mut self) {
+    fn drop_client(&mut self, reason: DropReason) {
         self.cluster.generation.fetch_add(1, Ordering::SeqCst);
         self.jobs.clear();
         if let Some(client) = lock(&self.cluster.data).take() {
             client.abandon();
-            warn!(
-                "group {}: the RADOS client {} is used no more: this gateway was excluded, or has \
-                 lost its membership",
-                self.cluster.group.name,
-                client.address()
-            );
+            let why = match reason {
+                DropReason::Excluded => {
+                    "this gateway was excluded, or has lost its membership".to_owned()
+                }
+                DropReason::Unreleased(group) => format!(
+                    "an operation on an image of ANA group {group} does not end (see `ceph -s`), so \
+                     the groups of this gateway are taken anew"
+                ),
+            };
+            let (name, address) = (&self.cluster.group.name, client.address());
+            warn!("group {name}: the RADOS client {address} is used no more: {why}");
         }
     }
 
@@ -489,7 +494,7 @@ impl Driver {
             ),
         }
         if *reason != EndReason::Left {
-            self.drop_client();
+            self.drop_client(DropReason::Excluded);
         }
         if let Some(left) = self.left.take() {
             let _ = left.send(());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::moves::Moves;
 use super::{Client, Gateway, Pending};
-use crate::interface::{Action, Declaration, EndReason, Member, Operation, Stage};
+use crate::interface::{Action, Declaration, DropReason, EndReason, Member, Operation, Stage};
 use crate::record::{GroupObject, Key, MemberRecord, Membership, Slot, Update};
 
 impl Gateway {
@@ -40,10 +40,10 @@ impl Gateway {
         let is_later = |record: &MemberRecord| Some(record.incarnation) > self.incarnation;
         match seen.is_some_and(|record| is_later(record) || record.name != self.member.name) {
             true => {
-                self.exclude_self();
+                self.exclude_self(DropReason::Excluded);
                 self.end(EndReason::Superseded);
             }
-            false => self.exclude_self(),
+            false => self.exclude_self(DropReason::Excluded),
         }
     }
 
@@ -62,7 +62,7 @@ impl Gateway {
                 self.incarnation = Some(own.incarnation);
                 self.client = Client::Registered(own.clone(), self.now);
             } else {
-                self.exclude_self();
+                self.exclude_self(DropReason::Excluded);
             }
             return;
         }
@@ -169,7 +169,7 @@ impl Gateway {
 
     /// This incarnation is over: no group is served, its data client is dropped, and another one
     /// is connected. What is under way is forgotten; its updates compare the former record.
-    pub(super) fn exclude_self(&mut self) {
+    pub(super) fn exclude_self(&mut self, reason: DropReason) {
         self.heartbeats.reset();
         self.next_record = None;
         self.moves = Moves::default();
@@ -181,7 +181,7 @@ impl Gateway {
         }
         self.publish();
         self.pending.clear();
-        self.actions.push(Action::DropClient);
+        self.actions.push(Action::DropClient(reason));
         self.client = Client::Missing(self.now);
     }
 

@@ -12,7 +12,7 @@ use crate::Timing;
 use crate::decision::balance;
 use crate::heartbeat::Heartbeats;
 use crate::interface::{
-    Access, Action, EndReason, Event, Member, Operation, OperationId, Outcome, Stage,
+    Access, Action, DropReason, EndReason, Event, Member, Operation, OperationId, Outcome, Stage,
 };
 use crate::record::{Applied, GroupObject, GroupRecord, Key, MemberRecord, Slot};
 use moves::Moves;
@@ -20,6 +20,8 @@ use moves::Moves;
 #[derive(Debug)]
 struct Group {
     stage: Stage,
+    /// When it was entered; of a release: or the heartbeat has become fresh.
+    entered: Duration,
     /// The own record, unless in standby.
     record: Option<GroupRecord>,
     /// When `record` was confirmed.
@@ -37,6 +39,7 @@ impl Group {
     fn new(now: Duration) -> Group {
         Group {
             stage: Stage::Standby,
+            entered: now,
             record: None,
             since: now,
             retry_at: None,
@@ -243,7 +246,7 @@ impl Gateway {
         match event {
             Event::Tick => {}
             Event::Changed => self.next_read = self.now,
-            Event::ClientExcluded => self.exclude_self(),
+            Event::ClientExcluded => self.exclude_self(DropReason::Excluded),
             Event::Exclude(slot) if slot != self.member.slot => {
                 let member = self.object.member(slot);
                 self.condemned.extend(member.map(|member| (slot, member.incarnation)));
@@ -344,6 +347,7 @@ impl Gateway {
         let due = self.groups.iter().filter(|(_, group)| is_due(group));
         let due: Vec<(u32, Stage)> = due.map(|(id, group)| (*id, group.stage)).collect();
         due.into_iter().for_each(|(id, stage)| self.step(id, stage));
+        self.abandon_releases();
         self.release_retired();
         if self.leaving {
             self.leave();

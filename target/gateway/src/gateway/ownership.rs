@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use super::{Client, Gateway, Group, Pending};
 use crate::decision::{Candidates, Vacancy, vacancy};
-use crate::interface::{EndReason, Operation, Stage};
+use crate::interface::{DropReason, EndReason, Operation, Stage};
 use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership, Slot};
+
+/// Images that are not released by then never are, as far as is known.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Gateway {
     pub(super) fn complete_request(&mut self, records: Vec<(u32, GroupRecord)>, is_done: bool) {
@@ -67,6 +70,9 @@ impl Gateway {
     /// Enters a stage of a group, and starts its operation.
     pub(super) fn step(&mut self, id: u32, stage: Stage) {
         let Some(group) = self.groups.get_mut(&id) else { return };
+        if group.stage != stage {
+            group.entered = self.now;
+        }
         group.stage = stage;
         group.retry_at = None;
         let former = match &group.record {
@@ -223,6 +229,23 @@ impl Gateway {
         }
         wanted.iter().for_each(|(id, _)| self.step(*id, Stage::Requesting));
         self.start(Pending::Request(records), Operation::Update(update));
+    }
+
+    /// Gives up what it does not get released while the cluster answers: one image with an operation
+    /// that does not end would keep all of its group from being served by anybody. Who takes the group
+    /// excludes this data client.
+    pub(super) fn abandon_releases(&mut self) {
+        let (now, is_fresh) = (self.now, self.is_fresh());
+        let is_releasing = |group: &Group| matches!(group.stage, Stage::Releasing(_));
+        let mut releasing = self.groups.iter_mut().filter(|(_, group)| is_releasing(group));
+        if !is_fresh {
+            releasing.for_each(|(_, group)| group.entered = now);
+        } else if let Some((id, _)) =
+            releasing.find(|(_, group)| now >= group.entered + RELEASE_TIMEOUT)
+        {
+            let reason = DropReason::Unreleased(*id);
+            self.exclude_self(reason);
+        }
     }
 
     /// The groups that its namespaces are in have changed.

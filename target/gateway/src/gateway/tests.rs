@@ -19,6 +19,8 @@ struct Group {
     beats_late: bool,
     /// Updates are done, and reported as failed.
     forgets: bool,
+    /// No image is released.
+    hangs: bool,
 }
 
 fn declared(digest: &str, groups: &[u32]) -> Declaration {
@@ -71,11 +73,12 @@ impl Group {
         while let Some(event) = events.pop() {
             for action in gateway.handle(self.now, event) {
                 match action {
+                    Action::Start(_, Operation::Release(_)) if self.hangs => {}
                     Action::Start(id, operation) => {
                         events.push(Event::Completed(id, self.execute(operation)));
                     }
                     Action::End(reason) => self.ends.push((gateway.member.name.clone(), reason)),
-                    Action::Publish(..) | Action::DropClient => {}
+                    Action::Publish(..) | Action::DropClient(_) => {}
                 }
             }
         }
@@ -198,6 +201,26 @@ fn a_leaving_gateway_releases_its_groups_without_a_timeout() {
     group.event(&mut second, Event::Changed);
     assert_eq!(serves(&second), [1, 2]);
     assert_eq!(group.excluded, [""; 0]);
+}
+
+/// An operation of one of its images does not end.
+#[test]
+fn a_group_whose_images_are_not_released_in_time_is_taken_by_exclusion() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1, 2]);
+    group.hangs = true;
+    group.event(&mut first, Event::Move(1, 1));
+    group.pass(9, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![2], vec![]));
+    group.pass(4, &mut [&mut first, &mut second]);
+    let mut all = [serves(&first), serves(&second)].concat();
+    all.sort_unstable();
+    assert_eq!(all, [1, 2]);
+    assert!(group.excluded.contains(&"client1".to_owned()), "{:?}", group.excluded);
+    assert_eq!(group.ends, []);
 }
 
 /// The gateway learns that it has given the group when another one has taken it already.

@@ -300,7 +300,7 @@ impl Simulation {
                     self.note(format!("gw{node} group {group} {access:?}"));
                     self.nodes[node].access.insert(group, access);
                 }
-                Action::DropClient => {
+                Action::DropClient(_) => {
                     self.note(format!("gw{node} drops {}", self.nodes[node].client));
                     self.nodes[node].drop_client();
                 }
