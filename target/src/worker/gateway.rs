@@ -2,6 +2,7 @@
 //! (`nvmfd_gateway`). It starts its operations as tasks, publishes ANA states, and never waits for
 //! the cluster itself: a heartbeat that hangs delays no decision about it.
 
+mod agreement;
 mod cluster;
 mod image_queue;
 pub(crate) mod shared;
@@ -37,6 +38,7 @@ use crate::state::group_records::GroupRecords;
 use crate::state::revoked_hosts;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
+use agreement::Agreement;
 use cluster::{Cluster, GroupImage, ImageJob, lock};
 use image_queue::ImageQueue;
 
@@ -73,6 +75,8 @@ struct Driver {
     differs: bool,
     /// Those that were reported.
     conflicts: Vec<String>,
+    /// The gateways that have the same namespaces.
+    agreement: Agreement,
     /// Hosts with keys at any gateway, as they were put in force.
     keyed: BTreeSet<Nqn>,
     state_directory: Option<PathBuf>,
@@ -132,6 +136,7 @@ impl GatewayWorker {
             ended: false,
             differs: false,
             conflicts: Vec::new(),
+            agreement: Agreement::default(),
             keyed: BTreeSet::new(),
             state_directory: config.state_directory.clone(),
             owners: BTreeMap::new(),
@@ -226,6 +231,7 @@ impl Driver {
         self.conflicts.clone_from(&group.conflicts);
         self.view.set(group);
         self.publish_peers();
+        self.announce_agreed();
         let data = lock(&self.cluster.data).clone();
         if data.is_some_and(|client| client.is_fenced()) {
             self.handle(Event::ClientExcluded);
@@ -248,6 +254,19 @@ impl Driver {
             );
         }
         self.differs = differing.is_some();
+    }
+
+    /// Tells hosts again of the namespaces when another gateway has the same.
+    fn announce_agreed(&mut self) {
+        let Some(peers) = self.gateway.peers() else { return };
+        let others = peers.iter().map(|peer| (peer.name.as_str(), peer.digest.as_str()));
+        if self.agreement.is_due(now(), self.gateway.digest(), others) {
+            let registry = &self.cluster.registry;
+            for subsystem in registry.subsystems() {
+                let namespaces = subsystem.namespaces.iter();
+                namespaces.for_each(|namespace| registry.announce(&subsystem.nqn, namespace.nsid));
+            }
+        }
     }
 
     /// Reports the listeners of the other gateways in discovery; those known last while nothing is

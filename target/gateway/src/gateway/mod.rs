@@ -188,6 +188,11 @@ impl Gateway {
         self.member.applied.as_ref()
     }
 
+    /// Digest of what it declares.
+    pub fn digest(&self) -> &str {
+        &self.member.declared.digest
+    }
+
     /// Whether a later version of the shared configuration than here was in force at a gateway: then
     /// this one takes no group.
     pub fn is_outdated(&self) -> bool {
