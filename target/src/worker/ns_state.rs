@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
+use tracing::warn;
 
 use crate::core::command::io::writable;
 use crate::core::registry::Registry;
@@ -22,7 +23,7 @@ use crate::core::sched::offload::{
 };
 use crate::core::sched::{DrainBarrier, DrainScope};
 use crate::core::subsystem::Namespace;
-use crate::core::subsystem::reservation::{Barred, HostId};
+use crate::core::subsystem::reservation::{Barred, HostId, Order, Reservation};
 
 /// Messages to the worker.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ pub struct NamespaceStateWorker {
     /// Requests by host. The requests without one take turns with the hosts.
     requests: FairQueue<NamespaceStateMessage, Option<HostId>>,
     is_stopped: bool,
+    /// That a reservation cannot persist was reported.
+    is_persistence_reported: bool,
     /// Requests that wait for drain barriers.
     fenced: HashMap<u64, ReplyTo>,
     next_ticket: u64,
@@ -86,8 +89,15 @@ impl NamespaceStateWorker {
     pub fn new() -> NamespaceStateWorker {
         let (sender, messages) = channel();
         let (requests, fenced) = (FairQueue::default(), HashMap::new());
-        let (is_stopped, next_ticket) = (false, 0);
-        NamespaceStateWorker { messages, sender, requests, is_stopped, fenced, next_ticket }
+        NamespaceStateWorker {
+            messages,
+            sender,
+            requests,
+            is_stopped: false,
+            is_persistence_reported: false,
+            fenced,
+            next_ticket: 0,
+        }
     }
 
     /// Sender of its messages.
@@ -161,7 +171,10 @@ impl NamespaceStateWorker {
                         fences.push((Arc::clone(reservation), effect.aborted));
                     }
                 }
-                Err(status) => return answer(registry, &asker, Err(status)),
+                Err(status) => {
+                    self.report_refused_persistence(reservation, &ask.order);
+                    return answer(registry, &asker, Err(status));
+                }
             }
         }
         // Only Preempt and Abort has a drain barrier, for one namespace.
@@ -173,6 +186,20 @@ impl NamespaceStateWorker {
                 registry.fence(&fence);
             }
         }
+    }
+
+    /// Reports once why a host cannot register, which its error does not say.
+    fn report_refused_persistence(&mut self, reservation: &Reservation, order: &Order) {
+        if self.is_persistence_reported || !reservation.cannot_persist_for(order) {
+            return;
+        }
+        self.is_persistence_reported = true;
+        warn!(
+            "namespace {} of {}: a registration or reservation that is to persist (PTPL) is refused, as \
+             nothing can be persisted without a `state_directory`; Linux hosts ask for that with each \
+             registration (IOC_PR_REGISTER): add one to the configuration, and restart",
+            reservation.nsid, reservation.subsystem
+        );
     }
 
     /// Sets the state of all namespaces, and notifies their controllers. A namespace counts as

@@ -17,7 +17,7 @@ pub use state::{Barred, Effect, HostId, Order, State};
 
 use std::sync::{Arc, Mutex};
 
-use nvme::reservation::Rescap;
+use nvme::reservation::{ChangePersistence, Rescap};
 use nvme::{Nqn, Status};
 use nvmfd_blockdev::lock;
 use tracing::info;
@@ -72,6 +72,18 @@ impl Reservation {
         let (state, held) = (Mutex::new(file.load()?.unwrap_or_default()), Mutex::default());
         let (is_supported, file) = (true, Some(file));
         Ok(Arc::new(Reservation { subsystem, nsid, is_supported, file, state, held }))
+    }
+
+    /// Whether a request asks for a reservation that persists, and it cannot be persisted. Linux asks
+    /// for that with every registration (IOC_PR_REGISTER).
+    #[must_use]
+    pub fn cannot_persist_for(&self, order: &Order) -> bool {
+        let asks = match order {
+            Order::Register(how, _) => how.persistence() == ChangePersistence::SET,
+            Order::Persist(on) => *on,
+            Order::Acquire(..) | Order::Release(..) => false,
+        };
+        asks && self.is_supported && self.file.is_none()
     }
 
     /// Supported reservation capabilities (RESCAP).
@@ -224,6 +236,25 @@ pub mod testing {
 mod tests {
     use super::testing::*;
     use super::*;
+    use crate::subsystem::persistence::tests::MemorySections;
+
+    /// Those of Linux hosts are all refused then.
+    #[test]
+    fn registrations_that_are_to_persist_are_recognised_where_they_cannot() {
+        let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
+        let how = nvme::reservation::Register(0).with_persistence(ChangePersistence::SET);
+        let keys = nvme::reservation::RegisterKeys { current: 0, new: 7 };
+        let persistent = [Order::Register(how, keys), Order::Persist(true)];
+        let others = [registered(), acquired(), cleared(), Order::Persist(false)];
+        let volatile = Reservation::volatile(nqn, 1);
+        assert!(persistent.iter().all(|order| volatile.cannot_persist_for(order)));
+        assert!(!others.iter().any(|order| volatile.cannot_persist_for(order)));
+        assert!(volatile.carry_out(&[1; 16], &persistent[0]).is_err());
+        let none = Reservation::none(nqn, 1);
+        assert!(!none.cannot_persist_for(&persistent[0]), "there are no reservations");
+        let kept = Reservation::kept(nqn, 1, MemorySections::default()).unwrap();
+        assert!(!kept.cannot_persist_for(&persistent[0]));
+    }
 
     #[test]
     fn a_host_cannot_lose_access_while_erasing_a_namespace() {
