@@ -34,6 +34,11 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, detail, remedy)
     }
 
+    /// The same after a part of the request was carried out, which `done` says.
+    pub(super) fn after(self, done: &str) -> ApiError {
+        ApiError { detail: format!("{done}: {}", self.detail), ..self }
+    }
+
     pub(super) async fn not_enabled() -> ApiError {
         let error = "the management interface is off (`enabled = false` in [management])";
         let remedy = "change that and restart the daemon, or disable nvmfd.socket";

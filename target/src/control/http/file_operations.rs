@@ -88,6 +88,8 @@ mod tests {
         let mut permits: Vec<Permit> =
             (0..MOST_OF_ONE).map(|_| operations.begin(name(1)).unwrap()).collect();
         let refused = |nsid| format!("{:?}", operations.begin(name(nsid)).unwrap_err());
+        let partial = format!("{:?}", operations.begin(name(1)).unwrap_err().after("it is set"));
+        assert!(partial.contains("it is set: 4 operations on namespace 1"), "{partial}");
         assert!(refused(1).contains("4 operations on namespace 1 of a are in progress"));
         let others = MOST_OF_ONE + 1..=MOST;
         permits.extend(others.map(|nsid| operations.begin(name(nsid)).unwrap()));

@@ -96,7 +96,9 @@ pub(super) async fn protect(
             if let Some(store) = monitor.and_then(|it| it.find(&subsystem, nsid)) {
                 let about = format!("namespace {nsid} of {nqn}");
                 let backing = store.backing();
-                operations.run(about, move || durable(&backing)).await??;
+                let synced = operations.run(about, move || durable(&backing)).await;
+                let done = "it is protected, and what was written before is not synced";
+                synced.map_err(|error| error.after(done))??;
             }
         }
     }
