@@ -648,7 +648,7 @@ impl QueuePair {
     /// Handles operations when the connection is closed. Those that wait for a range lock never
     /// begin; those at a device keep their blocks locked until they complete, and the device is
     /// requested to return those that it has not begun, with their buffers. A device that hangs
-    /// keeps the others.
+    /// keeps the others. Requests that wait for a worker are withdrawn.
     fn leave_devices(&mut self, io: &mut Io<'_>) {
         for slot in 0..self.requests.count() {
             let entry = &mut self.requests[slot];
