@@ -169,7 +169,7 @@ fn a_write_uses_fua_only_if_the_host_requests_it() {
 }
 
 #[test]
-fn what_is_read_with_fua_is_durable_before_the_answer() {
+fn blocks_read_with_fua_are_durable_before_the_answer() {
     let (mut world, mut queue, admin, posted) = World::with_io_queue();
     let range = |opcode, blocks_z| Sqe::io(opcode, 1).with_range(1, blocks_z);
     let blocks = world.disk.blocks[4096..8192].to_vec();
