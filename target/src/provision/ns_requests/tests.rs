@@ -77,9 +77,11 @@ fn provisioner_with(config: &Config, stores: DeviceTable) -> Provisioner {
     provisioner
 }
 
-/// The lock of a file that was just closed may not be released yet.
+/// The lock of a file or directory that was just closed may not be released yet, or a process that
+/// another test has started may still have it.
 fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
-    let is_held = |why: &str| why.contains("a lock on it is held");
+    let held = ["a lock on it is held", "is in use by another nvmfd"];
+    let is_held = |why: &str| held.iter().any(|held| why.contains(held));
     loop {
         match open() {
             Ok(next) if next.stores.pending().iter().any(|each| is_held(&each.why)) => {}
