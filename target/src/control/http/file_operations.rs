@@ -11,10 +11,10 @@ use super::ApiError;
 use super::write_protect::stopping;
 use crate::blockdev::lock;
 
-/// The most operations at once,
+/// The most operations at once.
 const MOST: usize = 64;
 
-/// and of one namespace, or file.
+/// The most operations on one namespace, or file.
 const MOST_OF_ONE: usize = 4;
 
 /// The operations in progress, each by the namespace or file that it is about.
