@@ -118,6 +118,9 @@ pub struct Oracle {
     /// Lost commands, and until when they may take effect.
     unfenced: VecDeque<(Instant, Op)>,
     fence_after: Duration,
+    /// For how long the target waits for a host that has authenticated one queue to authenticate the
+    /// next one: so long it may serve a lost connection, and have a format wait for its commands.
+    proof_margin: Duration,
     /// Lost commands that change blocks, and until when the target may not know that they are lost.
     unordered: VecDeque<(Instant, Op)>,
     order_after: Duration,
@@ -169,6 +172,10 @@ impl Oracle {
                 + Duration::from_secs(3)
                 + 4 * disk.stall
                 + profile.longest_stall(),
+            proof_margin: match profile.proofs {
+                Proofs::None => Duration::ZERO,
+                _ => Duration::from_secs(30),
+            },
             sweep: (0, 0),
             sweeping: 0,
         }
@@ -327,7 +334,11 @@ impl Oracle {
             self.unordered.push_back((now + self.order_after, op.clone()));
         }
         if op.changes().is_some() || order {
-            self.unfenced.push_back((now + self.fence_after, op));
+            let formats = matches!(op.kind, Kind::Format { .. });
+            let margin = if formats { self.proof_margin } else { Duration::ZERO };
+            let until = now + self.fence_after + margin;
+            let place = self.unfenced.partition_point(|(other, _)| *other <= until);
+            self.unfenced.insert(place, (until, op));
         }
     }
 
