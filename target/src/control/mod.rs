@@ -17,7 +17,7 @@ mod shared;
 mod signals;
 mod systemd;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -357,6 +357,8 @@ impl<T: Serve> RunningDaemon<T> {
 type ChangeTask<T> = JoinHandle<RunningDaemon<T>>;
 
 struct Control {
+    /// The sentence about one that has not ended by then, until it ends.
+    unended: RefCell<Option<String>>,
     manager: ServiceNotifier,
     watchdog: Option<Duration>,
     /// Requests of the management interface.
@@ -373,7 +375,8 @@ impl Control {
         watchdog: Option<Duration>,
         orders: mpsc::Receiver<Order>,
     ) -> Control {
-        Control { manager, watchdog, orders, refused: Cell::new(false), slow: SLOW }
+        let (refused, unended) = (Cell::new(false), RefCell::new(None));
+        Control { manager, watchdog, orders, refused, slow: SLOW, unended }
     }
 
     async fn serve<T: Serve>(
@@ -424,7 +427,8 @@ impl Control {
                     if let Some(sentence) = pulse.failed() {
                         return sentence;
                     }
-                    let found = (pulse.idle(), pulse.pending());
+                    let unended = self.unended.borrow().clone();
+                    let found = (unended.or_else(|| pulse.idle()), pulse.pending());
                     // A reload has reported another status meanwhile.
                     if found != reported || found.0.is_some() || !found.1.is_empty() {
                         let line = found.0.clone().unwrap_or_else(|| waiting(&found.1));
@@ -473,6 +477,7 @@ impl Control {
                         self.report_slow(&name);
                     }
                     ask = asks.recv() => match ask {
+            self.unended.replace(None);
                         Some(ControlRequest::Reload) => {
                             info!("a change is in progress: the reload follows");
                             again = true;
@@ -500,11 +505,12 @@ impl Control {
         (order.name(), spawn_blocking(move || served.execute(order)))
     }
 
-    /// Reports a change that does not end: a device, directory or reactor does not answer.
+    /// Reports a change that does not end: a device, directory or reactor does not answer. Other
+    /// sentences for the service manager, such as that about a pending device, are less urgent.
     fn report_slow(&self, name: &str) {
         let line = format!("{name} does not end, and all other changes wait for it");
         warn!("{line}: check the devices and directories that it opens, and the state directory");
-        self.manager.status(&line);
+        self.unended.replace(Some(line));
     }
 
     /// Handles a stop that was requested during a reload. Waits for the target that the reload owns, for a
