@@ -63,8 +63,22 @@ const LEAVING: Duration = Duration::from_secs(3);
 /// rest.
 const KEEPING: Duration = Duration::from_millis(400);
 
-/// Ends the line about a section that only a restart changes.
-pub(crate) const RESTART: &str = " has changed and needs a restart";
+/// What a change of the configuration has done, a line each.
+#[derive(Debug, Default)]
+pub struct AppliedChange {
+    /// Sections that only a restart changes, and differences of the others.
+    pub configured: Vec<String>,
+    /// Differences of what the configuration names, such as keys in their files.
+    pub others: Vec<String>,
+}
+
+impl AppliedChange {
+    /// Logs all of it, and returns the number of lines.
+    pub(crate) fn log(&self) -> usize {
+        let lines = self.configured.iter().chain(&self.others);
+        lines.inspect(|line| info!("{line}")).count()
+    }
+}
 
 /// A running target.
 pub struct RunningTarget {
@@ -287,11 +301,11 @@ impl RunningTarget {
     }
 
     /// Replaces the configuration: subsystems, hosts, namespaces, listeners; all or nothing.
-    /// Returns one line for each change, when it applies to every queue of connected hosts.
+    /// Returns when it applies to every queue of connected hosts.
     ///
     /// # Errors
     /// One sentence about what cannot be served; nothing has changed.
-    pub fn apply(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
+    pub fn apply(&mut self, config: Config) -> Result<AppliedChange, Fatal> {
         self.put(config, true, || Ok(())).map_err(|not_served| match not_served {
             NotServed::Unservable(fatal) => fatal,
             NotServed::Unkept(sentence) => Fatal(sentence),
@@ -309,7 +323,7 @@ impl RunningTarget {
         &mut self,
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
-    ) -> Result<Vec<String>, NotServed> {
+    ) -> Result<AppliedChange, NotServed> {
         self.put(config, false, persist)
     }
 
@@ -319,13 +333,13 @@ impl RunningTarget {
         mut config: Config,
         may_wait: bool,
         persist: impl FnOnce() -> Result<(), String>,
-    ) -> Result<Vec<String>, NotServed> {
+    ) -> Result<AppliedChange, NotServed> {
         let mut provisioner = self.provisioner();
-        let mut lines: Vec<String> = provisioner
+        let mut configured: Vec<String> = provisioner
             .config()
             .needs_restart(&config)
             .into_iter()
-            .map(|section| format!("{section}{RESTART}"))
+            .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(provisioner.config());
         provisioner.config().check_regrouped(&config).map_err(Fatal)?;
@@ -344,7 +358,7 @@ impl RunningTarget {
         if let Some(next) = next.as_ref().filter(|_| !may_wait) {
             provisioner.check_pending(next)?;
         }
-        lines.extend(differences(provisioner.config(), &config));
+        configured.extend(differences(provisioner.config(), &config));
         let (was, is) = (provisioner.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
         let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
@@ -361,16 +375,17 @@ impl RunningTarget {
         // place now is written again with what is adopted.)
         let _ = (memory.persist(), keyed.persist());
         let old = provisioner.set_config(config);
+        let mut others = Vec::new();
         if let Some(keyring) = keyring {
-            lines.extend(self.registry.set_keyring(keyring));
+            others.extend(self.registry.set_keyring(keyring));
             // If it was not put in place, or another gateway has a key since.
-            lines.extend(keep_keyed(&self.registry, provisioner.config()));
+            others.extend(keep_keyed(&self.registry, provisioner.config()));
         }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
         let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
         match next {
-            Some(next) => lines.extend(provisioner.adopt(next, gone)),
+            Some(next) => others.extend(provisioner.adopt(next, gone)),
             None => provisioner.adopt_listeners(),
         }
         // On return no queue serves a host by the old configuration.
@@ -378,7 +393,7 @@ impl RunningTarget {
         if let Some(gateway) = &self.gateway {
             gateway.declare(provisioner.config());
         }
-        Ok(lines)
+        Ok(AppliedChange { configured, others })
     }
 
     /// The keys of a configuration, and the hosts that are refused without one.

@@ -24,7 +24,7 @@ mod worker_thread;
 pub use nvmfd_blockdev as blockdev;
 pub use nvmfd_core as core;
 
-pub use daemon::{Liveness, RunningTarget};
+pub use daemon::{AppliedChange, Liveness, RunningTarget};
 pub use error::Fatal;
 pub use platform::doctor;
 pub use plural::count;

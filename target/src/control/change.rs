@@ -5,7 +5,7 @@ use tracing::{error, info, warn};
 
 use super::handle::ChangeError;
 use super::history::now_unix_s;
-use super::{Renewed, RunningDaemon, Serve};
+use super::{RunningDaemon, Serve};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
@@ -121,10 +121,10 @@ impl<T: Serve> RunningDaemon<T> {
         }
         let prepared = next.prepare().map_err(ChangeError::Unkept)?;
         let persist = || prepared.persist(&self.declared);
-        let lines = self.target.change(next.config().clone(), persist)?;
+        let applied = self.target.change(next.config().clone(), persist)?;
         let who = requester(*uid);
         wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
-        lines.iter().for_each(|line| info!("{line}"));
+        applied.log();
         self.adopt(next);
         if !outcome.differences.is_empty() {
             let requested = wanted.changes.iter().map(ToString::to_string).collect();
@@ -146,8 +146,8 @@ impl<T: Serve> RunningDaemon<T> {
         let renewed = self.renew(uid);
         self.note_reload(&renewed);
         match renewed {
-            Ok(Renewed { lines, differences }) => {
-                lines.iter().for_each(|line| info!("{line}"));
+            Ok((applied, differences)) => {
+                applied.log();
                 Ok(Outcome {
                     differences,
                     needs_restart: self.shown.borrow().needs_restart.iter().map(text).collect(),

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use crate::RunningTarget;
 use crate::api::HistoryEntry;
 use crate::config::{Config, ConfigErrors};
-use crate::daemon::RESTART;
+use crate::daemon::AppliedChange;
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
 use crate::overlay::diff::differences;
@@ -79,13 +79,13 @@ trait Serve: Sized + Send + 'static {
     type Pulse: Pulse;
 
     fn pulse(&self) -> Self::Pulse;
-    fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
+    fn apply(&mut self, config: Config) -> Result<AppliedChange, String>;
     /// Applies a configuration. `persist` is called when no later step can fail, before any host sees it.
     fn change(
         &mut self,
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
-    ) -> Result<Vec<String>, NotServed>;
+    ) -> Result<AppliedChange, NotServed>;
     /// The shared configuration of the gateway group, if there is one.
     fn shared(&self) -> Option<SharedConfigClient> {
         None
@@ -120,7 +120,7 @@ impl Serve for RunningTarget {
         RunningTarget::pulse(self)
     }
 
-    fn apply(&mut self, config: Config) -> Result<Vec<String>, String> {
+    fn apply(&mut self, config: Config) -> Result<AppliedChange, String> {
         RunningTarget::apply(self, config).map_err(|fatal| fatal.to_string())
     }
 
@@ -128,7 +128,7 @@ impl Serve for RunningTarget {
         &mut self,
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
-    ) -> Result<Vec<String>, NotServed> {
+    ) -> Result<AppliedChange, NotServed> {
         RunningTarget::change(self, config, persist)
     }
 
@@ -249,14 +249,6 @@ pub fn log_mistakes(errors: &ConfigErrors) {
     }
 }
 
-/// What a reload has changed, a line each.
-struct Renewed {
-    /// What the log says.
-    lines: Vec<String>,
-    /// The differences of the configuration, and of what it names, such as keys in their files.
-    differences: Vec<String>,
-}
-
 /// A target and its configuration. Its owner may change it.
 struct RunningDaemon<T> {
     target: T,
@@ -275,9 +267,8 @@ impl<T: Serve> RunningDaemon<T> {
         let renewed = self.renew(None);
         self.note_reload(&renewed);
         match renewed {
-            Ok(Renewed { lines, .. }) => {
-                lines.iter().for_each(|line| info!("{line}"));
-                info!("reload done: {}", count(lines.len(), "change"));
+            Ok((applied, _)) => {
+                info!("reload done: {}", count(applied.log(), "change"));
             }
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
@@ -292,29 +283,27 @@ impl<T: Serve> RunningDaemon<T> {
         status(&self.config) + of_refusal(self.is_refused())
     }
 
-    /// Loads and applies the configuration; returns the changes, or the errors.
-    fn renew(&mut self, uid: Option<u32>) -> Result<Renewed, Vec<String>> {
+    /// Loads and applies the configuration. Returns what that has done, and the differences to report.
+    fn renew(&mut self, uid: Option<u32>) -> Renewed {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
         change::log_unsaved(next.changes());
         for warning in next.warnings() {
             warn!("{warning}");
         }
-        let lines = self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
+        let applied =
+            self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
         // Changes that the file contains now are dropped. On failure the next reload does so.
         if let Err(sentence) = next.keep() {
             warn!("{sentence}");
         }
         let mut differences = differences(self.declared.config(), next.config());
-        let is_other = |line: &&String| !line.ends_with(RESTART) && !differences.contains(line);
-        let others: Vec<String> =
-            lines.iter().filter(is_other).map(|line| format!("~ {line}")).collect();
-        differences.extend(others);
+        differences.extend(applied.others.iter().map(|line| format!("~ {line}")));
         self.adopt(next);
         if !differences.is_empty() {
             self.note_in_history(uid, vec!["reload".to_owned()], differences.clone());
         }
-        Ok(Renewed { lines, differences })
+        Ok((applied, differences))
     }
 
     /// Appends what has taken effect to the history.
@@ -325,7 +314,7 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     /// Sets the result of the last reload.
-    fn note_reload(&self, renewed: &Result<Renewed, Vec<String>>) {
+    fn note_reload(&self, renewed: &Renewed) {
         let errors = renewed.as_ref().err().map_or(&[][..], Vec::as_slice);
         self.shown.borrow().last_reload.set(errors);
     }
@@ -353,12 +342,13 @@ impl<T: Serve> RunningDaemon<T> {
     }
 }
 
+/// What a reload has done, and the differences; or its errors.
+type Renewed = Result<(AppliedChange, Vec<String>), Vec<String>>;
+
 /// A change in progress. It continues when its client has disconnected.
 type ChangeTask<T> = JoinHandle<RunningDaemon<T>>;
 
 struct Control {
-    /// The sentence about one that has not ended by then, until it ends.
-    unended: RefCell<Option<String>>,
     manager: ServiceNotifier,
     watchdog: Option<Duration>,
     /// Requests of the management interface.
@@ -367,6 +357,8 @@ struct Control {
     refused: Cell<bool>,
     /// Time after which a change that has not ended is reported.
     slow: Duration,
+    /// The sentence about one that has not ended by then, until it ends.
+    unended: RefCell<Option<String>>,
 }
 
 impl Control {
@@ -477,7 +469,6 @@ impl Control {
                         self.report_slow(&name);
                     }
                     ask = asks.recv() => match ask {
-            self.unended.replace(None);
                         Some(ControlRequest::Reload) => {
                             info!("a change is in progress: the reload follows");
                             again = true;
@@ -486,6 +477,7 @@ impl Control {
                     },
                 }
             };
+            self.unended.replace(None);
             self.refused.set(served.is_refused());
             self.manager.ready(&served.status());
         }

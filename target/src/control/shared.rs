@@ -15,6 +15,7 @@ use super::history::now_unix_s;
 use super::{RunningDaemon, Serve};
 use crate::RunningTarget;
 use crate::api::{Change, Outcome, Wanted};
+use crate::daemon::AppliedChange;
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
 use crate::overlay::diff::differences;
@@ -189,9 +190,9 @@ impl<T: Serve> RunningDaemon<T> {
         };
         let (version, by) = (newest.version.number, newest.version.gateway.clone());
         match self.take(newest) {
-            Ok(lines) => {
+            Ok(applied) => {
                 info!("version {version} of the shared configuration, applied on gateway {by}");
-                lines.iter().for_each(|line| info!("{line}"));
+                applied.log();
                 self.refusal = None;
                 note(&store, &self.declared, None);
             }
@@ -200,17 +201,17 @@ impl<T: Serve> RunningDaemon<T> {
         self
     }
 
-    fn take(&mut self, newest: SharedConfig) -> Result<Vec<String>, String> {
+    fn take(&mut self, newest: SharedConfig) -> Result<AppliedChange, String> {
         let (number, by) = (newest.version.number, newest.version.gateway.clone());
         let copy = self.declared.prepare_copy(&newest)?;
         let next = self.declared.with_shared(newest).map_err(|mistakes| mistakes.to_string())?;
         let changed = self.target.change(next.config().clone(), || copy.persist());
-        let lines = changed.map_err(|not_served| not_served.to_string())?;
+        let applied = changed.map_err(|not_served| not_served.to_string())?;
         let differences = differences(self.declared.config(), next.config());
         self.adopt(next);
         let requested = vec![format!("shared configuration {number} of gateway {by}")];
         self.note_in_history(None, requested, differences);
-        Ok(lines)
+        Ok(applied)
     }
 
     fn refuse(&mut self, store: &SharedConfigClient, version: u64, why: String) {
@@ -288,7 +289,7 @@ impl<T: Serve> RunningDaemon<T> {
             })
         };
         let changed = self.target.change(next.config().clone(), persist);
-        let lines = match (changed, refusal) {
+        let applied = match (changed, refusal) {
             (Err(NotServed::Unkept(_)), Some(refusal)) => return Err(refusal),
             (changed, _) => changed?,
         };
@@ -298,7 +299,7 @@ impl<T: Serve> RunningDaemon<T> {
         }
         let who = requester(request.uid);
         info!("version {number} of the shared configuration, made by {who}");
-        lines.iter().for_each(|line| info!("{line}"));
+        applied.log();
         self.adopt(next);
         self.refusal = None;
         note(&store, &self.declared, None);

@@ -85,7 +85,7 @@ impl Serve for Fake {
         self.health.clone()
     }
 
-    fn apply(&mut self, config: Config) -> Result<Vec<String>, String> {
+    fn apply(&mut self, config: Config) -> Result<AppliedChange, String> {
         self.health.set(self.after);
         self.trace.add(format!("apply depth {}", config.limits.queue_depth));
         std::thread::sleep(self.apply_takes);
@@ -95,14 +95,16 @@ impl Serve for Fake {
         }
         assert!(!self.apply_panics);
         self.trace.add("applied");
-        if self.refuses { Err("no".to_owned()) } else { Ok(Vec::new()) }
+        let configured = vec!["one change".to_owned()];
+        let applied = AppliedChange { configured, ..AppliedChange::default() };
+        if self.refuses { Err("no".to_owned()) } else { Ok(applied) }
     }
 
     fn change(
         &mut self,
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
-    ) -> Result<Vec<String>, NotServed> {
+    ) -> Result<AppliedChange, NotServed> {
         persist().map_err(NotServed::Unkept)?;
         self.apply(config).map_err(|sentence| NotServed::Unservable(crate::Fatal(sentence)))
     }
@@ -450,9 +452,9 @@ fn reload_requests_during_a_reload_are_coalesced() {
     assert_eq!(trace.count("RELOADING=1"), 2);
 }
 
+/// That a device is pending, which may be why it does not end, is less urgent.
 #[test]
 fn a_change_that_does_not_end_is_named_until_it_ends() {
-/// That a device is pending, which may be why it does not end, is less urgent.
     let line = "STATUS=the reload does not end, and all other changes wait for it";
     let mut stage = slow_reload(|fake| {
         fake.health.pending.lock().unwrap().push("namespace b: no device".to_owned());

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use initiator::{Host, HostOptions, Options, Provider};
 use nvme::Nqn;
-use nvmfd::RunningTarget;
 use nvmfd::config::Config;
 use nvmfd::core::diag::cause::Cause;
+use nvmfd::{AppliedChange, RunningTarget};
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.io.nvmfd:disk1";
 pub(crate) const HOST: &str =
@@ -116,7 +116,7 @@ block_size = 512
         &mut self,
         more: &str,
         persist: impl FnOnce() -> Result<(), String>,
-    ) -> Result<Vec<String>, String> {
+    ) -> Result<AppliedChange, String> {
         let config = self.config(more);
         let target = self.target.as_mut().expect("running");
         target.change(config, persist).map_err(|refused| refused.to_string())
