@@ -10,8 +10,8 @@ use hyper::Method;
 use hyper::header::HeaderValue;
 use nix::unistd::geteuid;
 use nvmfd::api::{
-    Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UNCHANGED,
-    UnsavedChange, Wanted,
+    Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UnsavedChange,
+    Wanted,
 };
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::count;
@@ -107,8 +107,7 @@ pub(crate) async fn apply(other: &Other, client: &Client) -> Result<(), Failure>
 
 async fn replace(other: &Other, dry_run: bool, client: &Client) -> Result<Outcome, Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
-    let shared = client.find::<GatewayConfiguration>("/v1/gateway-group/configuration").await?;
-    let change = match shared {
+    let change = match shared(client).await? {
         Some(_) => shared_replacement(&other.path)?,
         None => replacement(&other.path, Path::new(&status.config_file))?,
     };
@@ -210,7 +209,7 @@ pub(crate) async fn save(client: &Client) -> Result<(), Failure> {
         return Ok(());
     }
     let mut old = ConfigFiles::read(&file).map_err(|errors| Failure::new(errors.to_string()))?;
-    old.shared = shared(client).await;
+    old.shared = shared(client).await?;
     let new = merged(&old, &changes).map_err(|misfit: EditError| {
         let shown = file.display();
         Failure::new(format!("{misfit}: {shown} was changed; `nvmfctl reload` says what fits"))
@@ -230,10 +229,8 @@ pub(crate) async fn save(client: &Client) -> Result<(), Failure> {
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
     let wrote = format!("wrote {} into {files}", count(changes.kept.len(), "change"));
     let reloaded = reload_saved(&new, tag, client).await;
-    let is_in_force = reloaded.map_err(|failure| {
-        let why = failure.sentence().replace(&format!(" ({UNCHANGED})"), "");
-        Failure::new(format!("{wrote}, and the daemon has not read them again: {why}"))
-    })?;
+    let done = format!("{wrote}, and the daemon has not read them again");
+    let is_in_force = reloaded.map_err(|failure| failure.after(&done))?;
     if !is_in_force {
         saving.write(&new, &old).map_err(Failure::new)?;
         let what = "the configuration was changed during the save, and the files are as they were";
@@ -244,9 +241,10 @@ pub(crate) async fn save(client: &Client) -> Result<(), Failure> {
 }
 
 /// The shared configuration of the gateway group, if the daemon uses one.
-async fn shared(client: &Client) -> Option<Source> {
-    let found = client.get::<GatewayConfiguration>("/v1/gateway-group/configuration").await.ok()?;
-    Some(Source { file: None, text: found.0.text })
+async fn shared(client: &Client) -> Result<Option<Source>, Failure> {
+    let path = "/v1/gateway-group/configuration";
+    let found = client.find::<GatewayConfiguration>(path).await?;
+    Ok(found.map(|found| Source { file: None, text: found.text }))
 }
 
 /// Checks that the files with the changes are the configuration in force: a save would put edits of

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
     Change, Detached, FileSystemState, Kind, Namespace, NamespaceState, Protect, RollbackRequest,
-    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, UNCHANGED, WriteProtection,
+    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
 };
 use nvmfd::config::Size;
 use nvmfd::core::subsystem::MAX_NSID;
@@ -246,10 +246,8 @@ async fn add_clone(
         let subsystem = subsystem.clone();
         change::make(Change::AddNamespace { subsystem, nsid, settings }, client).await
     };
-    add.await.map_err(|failure| {
-        let why = failure.sentence().replace(&format!(" ({UNCHANGED})"), "");
-        Failure::new(format!("the clone {} was made, and is not added: {why}", path.display()))
-    })
+    let done = format!("the clone {} was made, and is not added", path.display());
+    add.await.map_err(|failure: Failure| failure.after(&done))
 }
 
 async fn protect(

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use comfy_table::{Table, presets};
+use nvmfd::api::UNCHANGED;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -57,6 +58,13 @@ impl Failure {
     /// The same with another exit code.
     pub(crate) fn with_code(self, code: u8) -> Failure {
         Failure { code, ..self }
+    }
+
+    /// The same after a part of the command was carried out, which `done` says.
+    pub(crate) fn after(self, done: &str) -> Failure {
+        // The daemon speaks of its own part.
+        let why = self.sentence.replace(&format!(" ({UNCHANGED})"), "");
+        Failure { sentence: format!("{done}: {why}"), ..self }
     }
 
     pub(crate) fn sentence(&self) -> &str {
