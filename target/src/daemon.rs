@@ -708,9 +708,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use crate::blockdev::durable::testing::calls;
-    use crate::config::{HostConfig, NamespaceKind};
+    use crate::config::{CATALOG_RECORD, HostConfig, NamespaceKind};
     use crate::daemon::*;
-    use crate::state::ns_catalog::RECORD;
 
     /// Records that a start finds would be served, and then reverted by a power loss.
     #[test]
@@ -861,7 +860,7 @@ mod tests {
         let ana = ana.unwrap();
         std::fs::rename(&managed, &aside).unwrap();
         std::fs::create_dir(&managed).unwrap();
-        std::fs::write(managed.join(RECORD), "damaged").unwrap();
+        std::fs::write(managed.join(CATALOG_RECORD), "damaged").unwrap();
         target.change(ana.clone(), || Ok(())).unwrap();
         let mut more = ana.clone();
         more.subsystems.push(self::config(directory.path()).subsystems.remove(0));

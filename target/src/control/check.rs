@@ -6,24 +6,22 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::Examination;
 use crate::blockdev::{Below, OpenError, Torn, another_machine};
 use crate::config::{
-    AuthenticationConfig, Config, ConfigErrors, KeyReader, ManagementConfig, Missing,
-    NamespaceConfig, NamespaceKind, Size, given_state_directory,
+    AuthenticationConfig, CATALOG_RECORD, Config, ConfigErrors, KeyReader, ManagementConfig,
+    Missing, NamespaceConfig, NamespaceKind, Size, given_state_directory,
 };
 use crate::daemon::will_own;
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
-use crate::platform::probes::{self, PATIENCE, Probed, probe_all};
+use crate::platform::probes::{self, Probed, probe_all, probe_directories};
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalog;
 use crate::reactor::fabric::{Choice, choose};
-use crate::state::ns_catalog::RECORD;
 use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
@@ -137,23 +135,13 @@ fn backing_stores(config: &Config) -> bool {
 /// Checks the directories of namespaces that hosts manage: each is there, and has the record of its
 /// subsystem, or none yet.
 fn managed_directories(config: &Config, opening: &BlockingPool) -> bool {
-    let all = config.subsystems.iter();
-    let all = all.filter_map(|each| Some((each.nqn, each.managed.as_ref()?.directory.clone())));
-    let begun: Vec<_> = all
-        .map(|(nqn, directory)| {
-            let path = directory.clone();
-            let task = opening.begin(&path, move || managed_directory(&directory, nqn));
-            (nqn, path, task)
-        })
-        .collect();
-    let deadline = Instant::now() + PATIENCE;
     let mut good = true;
-    for (nqn, path, task) in begun {
+    for (nqn, outcome, hangs) in probe_directories(config, opening, managed_directory) {
         let place = format!("managed namespaces of {nqn}");
-        match (task.by(deadline), config.missing) {
+        match (outcome, config.missing) {
             (Ok(None), _) => {}
             (Ok(Some(why)), Missing::Wait) => warn!("{place}: {why}: they would be pending"),
-            (Err(why), Missing::Wait) if opening.hangs_at(&path) => {
+            (Err(why), Missing::Wait) if hangs => {
                 warn!("{place}: {why}: they would be pending");
             }
             (Ok(Some(why)) | Err(why), _) => {
@@ -167,12 +155,12 @@ fn managed_directories(config: &Config, opening: &BlockingPool) -> bool {
 
 /// Returns the reason why such a directory would be pending, if it would; an error if it cannot be
 /// used.
-fn managed_directory(directory: &Path, nqn: Nqn) -> Result<Option<String>, String> {
-    if let Some(why) = availability::directory(directory, RECORD) {
+fn managed_directory(nqn: Nqn, directory: &Path) -> Result<Option<String>, String> {
+    if let Some(why) = availability::directory(directory) {
         return Ok(Some(why));
     }
-    if StateDir(directory).is_denied(RECORD) {
-        warn!("{} cannot be read: {AS_ROOT}", directory.join(RECORD).display());
+    if StateDir(directory).is_denied(CATALOG_RECORD) {
+        warn!("{} cannot be read: {AS_ROOT}", directory.join(CATALOG_RECORD).display());
         return Ok(None);
     }
     Catalog::record_in(directory, nqn).map(|_| None)
@@ -646,7 +634,7 @@ mod tests {
         fs::create_dir(&managed).unwrap();
         assert!(is_good(&config));
         config.missing = Missing::Wait;
-        fs::write(managed.join(RECORD), "damaged").unwrap();
+        fs::write(managed.join(CATALOG_RECORD), "damaged").unwrap();
         assert!(!is_good(&config), "they would not be served before a reload");
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::mounts::{Mount, unmounted};
 use crate::blockdev::names_device;
-use crate::config::{NamespaceConfig, NamespaceKind};
+use crate::config::{CATALOG_RECORD, NamespaceConfig, NamespaceKind};
 
 /// Reason why an address is unavailable, whatever the port: no interface has it. Wildcards are
 /// always available.
@@ -58,17 +58,17 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
 }
 
 /// Returns why the directory of host-created namespaces is missing: it, or its file system. If that
-/// is mounted by hand, only the file `record` in the directory identifies it.
-pub(crate) fn directory(path: &Path, record: &str) -> Option<String> {
-    directory_below(path, record, expected(path))
+/// is mounted by hand, only the record in the directory identifies it.
+pub(crate) fn directory(path: &Path) -> Option<String> {
+    directory_below(path, expected(path))
 }
 
-fn directory_below(path: &Path, record: &str, unmounted: Option<Mount>) -> Option<String> {
+fn directory_below(path: &Path, unmounted: Option<Mount>) -> Option<String> {
     let shown = path.display();
     let is_missing = !fs::metadata(path).is_ok_and(|found| found.is_dir());
     match unmounted {
         Some(Mount { point, is_automatic })
-            if is_missing || is_automatic || !path.join(record).exists() =>
+            if is_missing || is_automatic || !path.join(CATALOG_RECORD).exists() =>
         {
             Some(format!("{shown}: {} is not mounted yet", point.display()))
         }
@@ -130,23 +130,21 @@ mod tests {
         }
     }
 
-    const RECORD: &str = "namespaces";
-
     #[test]
     fn an_unmounted_directory_is_used_only_with_its_record() {
         let directory = tempdir().unwrap();
         let path = directory.path();
         let below = |is_automatic| {
-            directory_below(path, RECORD, Some(Mount { point: "/srv".into(), is_automatic }))
+            directory_below(path, Some(Mount { point: "/srv".into(), is_automatic }))
         };
-        assert_eq!(directory_below(path, RECORD, None), None);
+        assert_eq!(directory_below(path, None), None);
         for is_automatic in [true, false] {
             assert!(below(is_automatic).unwrap().contains("/srv is not mounted yet"));
         }
-        fs::write(path.join(RECORD), "").unwrap();
+        fs::write(path.join(CATALOG_RECORD), "").unwrap();
         assert!(below(true).is_some());
         assert_eq!(below(false), None);
-        let gone = directory_below(&path.join("gone"), RECORD, None).unwrap();
+        let gone = directory_below(&path.join("gone"), None).unwrap();
         assert!(gone.contains("there is no directory"), "{gone}");
     }
 

@@ -1,19 +1,19 @@
-//! Probes of the backing stores of a configuration that nobody serves yet: what `nvmfd check` and
-//! `nvmfctl doctor` have in common.
+//! Probes of the backing stores and directories of a configuration that nobody serves yet: what
+//! `nvmfd check` and `nvmfctl doctor` have in common.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nvme::Nqn;
 
 use crate::blockdev::OpenError;
-use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::blockdev::ceph::{ClusterConfig, ImageName};
 use crate::blockdev::rbd::{self, Examination};
 use crate::config::{Config, NamespaceConfig, Size};
 
-/// Time limit for the probes of all stores.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for all probes that run together.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of the probe of one store.
 pub(crate) struct Probed<'c, T> {
@@ -44,13 +44,49 @@ pub(crate) fn probe_all<'c, T: Send + 'static>(
             Some((nqn, namespace, path, task))
         })
         .collect();
-    let deadline = Instant::now() + PATIENCE;
+    let end = ending(opening);
     let probed = probes.into_iter().map(|(nqn, namespace, path, task)| {
-        let outcome = task.by(deadline);
-        let hangs = outcome.is_err() && opening.hangs_at(&path);
+        let (outcome, hangs) = end(&path, task);
         Probed { nqn, namespace, outcome, hangs }
     });
     probed.collect()
+}
+
+/// Probes the directories of namespaces that hosts manage, as [`probe_all`] does. Returns the
+/// subsystem of each, the outcome, and whether the directory did not answer.
+pub(crate) fn probe_directories<T: Send + 'static>(
+    config: &Config,
+    opening: &BlockingPool,
+    probe: impl Fn(Nqn, &Path) -> Result<T, String> + Clone + Send + 'static,
+) -> Vec<(Nqn, Result<T, String>, bool)> {
+    let all = config.subsystems.iter();
+    let all = all.filter_map(|each| Some((each.nqn, each.managed.as_ref()?.directory.clone())));
+    let probes: Vec<_> = all
+        .map(|(nqn, directory): (Nqn, PathBuf)| {
+            let (probe, own) = (probe.clone(), directory.clone());
+            let task = opening.begin(&directory, move || probe(nqn, &own));
+            (nqn, directory, task)
+        })
+        .collect();
+    let end = ending(opening);
+    let probed = probes.into_iter().map(|(nqn, directory, task)| {
+        let (outcome, hangs) = end(&directory, task);
+        (nqn, outcome, hangs)
+    });
+    probed.collect()
+}
+
+/// Waits for probes that have begun, [`PATIENCE`] for all of them. Returns the outcome of each, and
+/// whether its path did not answer.
+fn ending<'p, T>(
+    opening: &'p BlockingPool,
+) -> impl Fn(&Path, BlockingTask<'p, T>) -> (Result<T, String>, bool) {
+    let deadline = Instant::now() + PATIENCE;
+    move |path, task| {
+        let outcome = task.by(deadline);
+        let hangs = outcome.is_err() && opening.hangs_at(path);
+        (outcome, hangs)
+    }
 }
 
 /// Examines an image without its lock. Blocks as long as the cluster does not answer.

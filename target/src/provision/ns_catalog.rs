@@ -27,12 +27,12 @@ use nvme::Nqn;
 use uuid::Uuid;
 
 use crate::blockdev::InjectedFault;
-use crate::config::{NamespaceConfig, NamespaceKind, SubsystemConfig};
+use crate::config::{CATALOG_RECORD, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::ns_management::Entry;
 
 use super::ns_directory::NamespaceDirectory;
 use super::ns_request_plan::{RequestPlan, Step};
-use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
+use crate::state::ns_catalog::NamespaceCatalogRecord;
 use crate::state::record::StateDir;
 
 /// Host-created namespaces of one subsystem.
@@ -81,7 +81,7 @@ impl Catalog {
     /// # Errors
     /// One sentence: it is damaged, or that of another subsystem.
     pub(crate) fn record_in(directory: &Path, nqn: Nqn) -> Result<NamespaceCatalogRecord, String> {
-        let record: Option<NamespaceCatalogRecord> = StateDir(directory).load(RECORD)?;
+        let record: Option<NamespaceCatalogRecord> = StateDir(directory).load(CATALOG_RECORD)?;
         let record = record.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
         let (shown, owner) = (directory.display(), record.subsystem);
         match owner == nqn {

@@ -13,7 +13,8 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 use crate::blockdev::{lock, rollback_copy};
-use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
+use crate::config::CATALOG_RECORD;
+use crate::state::ns_catalog::NamespaceCatalogRecord;
 use crate::state::record::StateDir;
 
 /// A directory that this daemon has locked.
@@ -93,7 +94,7 @@ impl NamespaceDirectory {
     ) -> io::Result<()> {
         let mut unwritten = lock(&self.unwritten);
         self.is_in_place()?;
-        let kept = StateDir(&self.path).replace(RECORD, new);
+        let kept = StateDir(&self.path).replace(CATALOG_RECORD, new);
         match kept {
             Ok(()) => *unwritten = None,
             // The rename may have happened. Hosts were reported the previous state, so restore it.
@@ -163,17 +164,18 @@ impl NamespaceDirectory {
         record: &NamespaceCatalogRecord,
     ) {
         let shown = self.path.display();
-        let kept = self.is_in_place().and_then(|()| StateDir(&self.path).replace(RECORD, record));
+        let kept =
+            self.is_in_place().and_then(|()| StateDir(&self.path).replace(CATALOG_RECORD, record));
         match kept {
             Ok(()) => {
                 if unwritten.take().is_some() {
-                    info!("{shown}/{RECORD} matches the state reported to hosts again");
+                    info!("{shown}/{CATALOG_RECORD} matches the state reported to hosts again");
                 }
             }
             Err(error) => {
                 if unwritten.is_none() {
                     error!(
-                        "{shown}/{RECORD} may differ from the state reported to hosts and would be \
+                        "{shown}/{CATALOG_RECORD} may differ from the state reported to hosts and would be \
                          used at the next start: {error}; the write is retried"
                     );
                 }

@@ -12,7 +12,6 @@ use crate::platform::availability;
 use crate::provision::DirectoryIdentity;
 use crate::provision::devices::{DeviceTable, Place};
 use crate::provision::ns_catalog::{Catalog, Catalogs};
-use crate::state::ns_catalog::RECORD;
 
 /// How long the probes of all directories may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -58,9 +57,9 @@ pub(super) fn probe(
         } else if !is_pending {
             let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
             let missing = config.missing;
-            let why = availability::directory;
             let path = directory.clone();
-            let act = move || Ok(probed(&path, (nqn, missing), open, why(&path, RECORD)));
+            let act =
+                move || Ok(probed(&path, (nqn, missing), open, availability::directory(&path)));
             begun.push((nqn, stores.begin(&directory, act)));
         }
     }

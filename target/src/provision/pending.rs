@@ -11,7 +11,6 @@ use super::probe;
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::config::{NamespaceConfig, NamespaceKind};
 use crate::platform::availability;
-use crate::state::ns_catalog::RECORD;
 use crate::state::served::Served;
 
 /// Time limit for the probes of all paths. A slower probe is repeated when it has finished.
@@ -119,7 +118,7 @@ impl PendingDevice {
             PendingKind::Store(config) => probe::begin(opening, config, served, Result::err),
             PendingKind::Directory(directory) => {
                 let own = directory.clone();
-                opening.begin(directory, move || Ok(availability::directory(&own, RECORD)))
+                opening.begin(directory, move || Ok(availability::directory(&own)))
             }
         }
     }

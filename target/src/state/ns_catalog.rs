@@ -16,13 +16,9 @@ use nvme::Nqn;
 use uuid::Uuid;
 
 use crate::blockdev::record;
-use crate::config::CATALOG_RECORD;
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
-
-/// The record, in the directory of a catalog.
-pub(crate) const RECORD: &str = CATALOG_RECORD;
 
 /// Host-created namespaces of one subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,6 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use nvme::Nqn;
 
@@ -14,9 +13,9 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
 use crate::blockdev::{OpenError, names_device};
-use crate::config::{CATALOG_RECORD, Config, KeyReader, NamespaceConfig, NamespaceKind};
+use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind};
 use crate::platform::availability;
-use crate::platform::probes::{self, Probed, probe_all};
+use crate::platform::probes::{self, Probed, probe_all, probe_directories};
 use crate::plural::count;
 
 /// Remedy for a path that does not answer.
@@ -52,20 +51,19 @@ fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
 
 /// Checks the directories of namespaces that hosts manage.
 fn managed_directories(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
-    let all = config.subsystems.iter();
-    let all = all.filter_map(|each| Some((each.nqn, each.managed.as_ref()?.directory.clone())));
-    all.map(|(nqn, directory)| {
-        let name = format!("managed namespaces of {nqn}: directory");
-        let (place, path) = (name.clone(), directory.clone());
-        let task = opening.begin(&path, move || Ok(managed_directory(&place, &directory)));
-        let outcome = task.by(Instant::now() + probes::PATIENCE);
-        outcome.unwrap_or_else(|why| Finding::problem("storage", format!("{name}: {why}"), HANGS))
-    })
-    .collect()
+    let name = |nqn: Nqn| format!("managed namespaces of {nqn}: directory");
+    let probed = probe_directories(config, opening, move |nqn, directory| {
+        Ok(managed_directory(&name(nqn), directory))
+    });
+    let findings = probed.into_iter().map(|(nqn, outcome, _)| {
+        let sentence = |why| format!("{}: {why}", name(nqn));
+        outcome.unwrap_or_else(|why| Finding::problem("storage", sentence(why), HANGS))
+    });
+    findings.collect()
 }
 
 fn managed_directory(name: &str, directory: &Path) -> Finding {
-    match availability::directory(directory, CATALOG_RECORD) {
+    match availability::directory(directory) {
         None => writable("storage", name, directory, try_writing(directory)),
         Some(why) => {
             let remedy = "make it, or mount its file system; or correct the path";

@@ -49,7 +49,7 @@ fn a_directory_has_one_daemon_and_one_subsystem() {
     catalog.keep(sample()).unwrap();
     drop(catalog);
     assert!(open("nqn.2026-11.io.nvmfd:b").contains("has the namespaces of"));
-    fs::write(directory.path().join(RECORD), "nonsense").unwrap();
+    fs::write(directory.path().join(CATALOG_RECORD), "nonsense").unwrap();
     assert!(open("nqn.2026-11.io.nvmfd:a").contains("restore it"));
     let gone = directory.path().join("gone");
     let said = Catalog::open(&gone, "nqn.2026-11.io.nvmfd:a".parse().unwrap()).unwrap_err();
