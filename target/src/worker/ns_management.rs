@@ -87,7 +87,8 @@ impl NamespaceAdmin {
         let mut busy: BTreeMap<Nqn, SubsystemQueue> = BTreeMap::new();
         let mut is_stopped = false;
         while !is_stopped || !busy.is_empty() {
-            let subsystem = match self.next(busy.is_empty()) {
+            busy.iter_mut().for_each(|(nqn, queue)| queue.report(nqn, provisioner));
+            let (subsystem, requests) = match self.next(busy.is_empty()) {
                 Ok(NamespaceAdminMessage::Order(order)) => {
                     if let NamespaceRequest::Format(request) = order.what {
                         format(request, &order, &pass, provisioner, shared, pool);
@@ -98,21 +99,19 @@ impl NamespaceAdmin {
                         queue.requests.push_back(order);
                         continue;
                     }
-                    busy.insert(nqn, SubsystemQueue::new([order].into()));
-                    nqn
+                    (nqn, [order].into())
                 }
-                Ok(NamespaceAdminMessage::Ended(nqn)) => *nqn,
+                Ok(NamespaceAdminMessage::Ended(nqn)) => {
+                    let queue = busy.remove(&nqn);
+                    (*nqn, queue.map(|queue| queue.requests).unwrap_or_default())
+                }
                 Ok(NamespaceAdminMessage::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     is_stopped = true;
                     busy.values_mut().for_each(|queue| queue.requests.clear());
                     continue;
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    busy.iter_mut().for_each(|(nqn, queue)| queue.report(nqn, provisioner));
-                    continue;
-                }
+                Err(RecvTimeoutError::Timeout) => continue,
             };
-            let requests = busy.remove(&subsystem).map(|queue| queue.requests).unwrap_or_default();
             if let Some(rest) = self.begin_first(requests, provisioner, shared, pool) {
                 busy.insert(subsystem, SubsystemQueue::new(rest));
             }
