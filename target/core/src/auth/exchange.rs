@@ -36,7 +36,7 @@ use crate::diag::cause::Cause;
 pub const GRACE: Duration = Duration::from_secs(300);
 
 /// How long an exchange may take, from Connect or from a later Negotiate to its end.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Time of a host to fetch the failure and to disconnect.
 const FAREWELL: Duration = Duration::from_secs(2);

@@ -23,6 +23,7 @@ use initiator::session::{EndReason, Lost, Response};
 use nvme::Status;
 use nvme::cm::RejectStatus;
 use nvme::log::LogId;
+use nvmfd::core::auth::exchange;
 
 use super::auth_keys::Proofs;
 use super::block_stamp;
@@ -174,7 +175,7 @@ impl Oracle {
                 + profile.longest_stall(),
             proof_margin: match profile.proofs {
                 Proofs::None => Duration::ZERO,
-                _ => Duration::from_secs(30),
+                _ => exchange::DEADLINE,
             },
             sweep: (0, 0),
             sweeping: 0,
