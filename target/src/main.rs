@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // The command line takes precedence over the environment.
-    let is_default = matches.value_source("config") == Some(ValueSource::EnvVariable);
+    let is_of_environment = matches.value_source("config") == Some(ValueSource::EnvVariable);
     let is_lasting = matches!(arguments.job, None | Some(Job::Announce { .. }));
     let format = arguments.log_format;
     let format = Some(format).filter(|it| is_lasting || *it == LogFormat::Json);
@@ -74,7 +74,9 @@ fn main() -> ExitCode {
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
-        (Some(Job::Check { file: Some(file) }), config) if config.is_none() || is_default => {
+        (Some(Job::Check { file: Some(file) }), config)
+            if config.is_none() || is_of_environment =>
+        {
             control::check(&file)
         }
         (Some(Job::Check { file: None }), Some(file)) => control::check(&file),

@@ -165,8 +165,8 @@ impl Path {
                     return None;
                 }
                 // With the namespaces of each group, because one may move to another group, which
-                // only this log tells. A log that is too long: groups only (RGO), and the group as
-                // Identify has told it.
+                // only this log reports. A log that is too long: groups only (RGO), and the group
+                // that Identify has reported.
                 let namespaces = if page.mnan == 0 { page.nn } else { page.mnan };
                 let whole = namespaces.checked_mul(4).and_then(|ids| len.checked_add(ids));
                 let most_bytes = most_bytes.min(self.session.as_ref()?.max_transfer_bytes());

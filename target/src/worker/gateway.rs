@@ -256,7 +256,7 @@ impl Driver {
         self.differs = differing.is_some();
     }
 
-    /// Tells hosts again of the namespaces when another gateway has the same.
+    /// Announces the namespaces to hosts again when another gateway has the same.
     fn announce_agreed(&mut self) {
         let Some(peers) = self.gateway.peers() else { return };
         let others = peers.iter().map(|peer| (peer.name.as_str(), peer.digest.as_str()));

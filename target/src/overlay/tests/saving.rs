@@ -279,7 +279,6 @@ fn a_save_changes_no_other_files_beside_the_configuration() {
     left.iter().for_each(|file| assert_eq!(fs::read_to_string(file).unwrap(), "draft"));
 }
 
-/// The daemon may have been upgraded meanwhile.
 /// Any user may lock a directory that he may list.
 #[test]
 fn a_lock_on_the_directory_of_the_configuration_prevents_no_save() {
@@ -297,6 +296,7 @@ fn a_lock_on_the_directory_of_the_configuration_prevents_no_save() {
     drop(begin(&declared));
 }
 
+/// The daemon may have been upgraded meanwhile.
 #[test]
 fn a_save_interrupted_in_the_former_version_is_completed() {
     let (directory, declared, _) = stage_three();

@@ -1,8 +1,8 @@
-//! Hosts are told again of namespaces when another gateway has the same.
+//! Namespaces are announced to hosts again when another gateway has the same.
 //!
 //! Gateways put a change in force one after the other. Meanwhile a host finds another namespace under
 //! an id by one path than by the others, and does not use it there ("IDs don't match for shared
-//! namespace" of Linux). It does not look again before it is told to.
+//! namespace" of Linux). It does not look again before the next event.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The gateways that declare the same as this one, since that has changed here.
 #[derive(Debug, Default)]
 pub(super) struct Agreement {
-    /// What this one declares; none: it was not looked at yet.
+    /// What this one declares; none before the first comparison.
     digest: Option<String>,
     has_changed: bool,
     /// Their names.
@@ -22,8 +22,8 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    /// Looks at the digest of this gateway, and the names and digests of the other live ones. Returns true if hosts are
-    /// to be told again of the namespaces.
+    /// Compares the digest of this gateway with those of the other live ones, which have names. Returns
+    /// true if the namespaces are to be announced now.
     pub(super) fn is_due<'a>(
         &mut self,
         now: Duration,

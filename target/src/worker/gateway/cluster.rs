@@ -241,7 +241,7 @@ impl Cluster {
             }
             _ => self.monitor.release(&devices(&images), is_current),
         };
-        // Hosts are told which namespaces are served.
+        // Controllers report to their hosts which namespaces are served.
         self.registry.wake_reactors();
         match outcome {
             Ok(()) => Outcome::Done,
