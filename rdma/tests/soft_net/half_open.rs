@@ -272,14 +272,20 @@ fn a_repeated_request_gets_the_same_reply_and_the_peers_tos() {
     assert_eq!(disconnect.unwrap().tos, 0x68);
 }
 
-/// A Linux host waits for the time that an MRA asks for before it repeats the request once more.
-#[test]
-fn a_repeated_request_gets_the_reply_of_another_endpoint() {
+/// A connection request and its message, where another endpoint may open it.
+fn asked_of_two() -> (EndpointNetwork, Incoming, Request) {
     let mut net = plain(false);
     net.add(address(false, 3), open_config(), plan()).unwrap();
     connect(&mut net, &[]);
     let asked = incoming(&mut net);
     let request = ConnectRequest::of(&asked).unwrap().message;
+    (net, asked, request)
+}
+
+/// A Linux host waits for the time that an MRA asks for before it repeats the request once more.
+#[test]
+fn a_repeated_request_gets_the_reply_of_another_endpoint() {
+    let (mut net, asked, request) = asked_of_two();
     let now = net.now();
     let opened = net.node(2).endpoint.open(asked, LIMITS).unwrap();
     inject(&mut net, CmMessage::Request(request));
@@ -294,11 +300,7 @@ fn a_repeated_request_gets_the_reply_of_another_endpoint() {
 #[test]
 fn a_request_repeated_after_a_lost_reply_is_served_anew() {
     for opens in [1, 2] {
-        let mut net = plain(false);
-        net.add(address(false, 3), open_config(), plan()).unwrap();
-        connect(&mut net, &[]);
-        let asked = incoming(&mut net);
-        let request = ConnectRequest::of(&asked).unwrap().message;
+        let (mut net, asked, request) = asked_of_two();
         let now = net.now();
         let qp = net.node(opens).endpoint.open(asked, LIMITS).unwrap();
         net.node(opens).endpoint.accept(now, qp, &[]);

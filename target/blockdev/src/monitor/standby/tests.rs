@@ -69,6 +69,16 @@ impl Gateway {
     }
 }
 
+/// New images.
+fn images(name: &str, count: u32) -> Vec<ImageName> {
+    let create = |number| {
+        let name = format!("rbd/{name}-{}-{number}", std::process::id());
+        tool(&format!("rbd create --size 1M {name}"));
+        name.parse().unwrap()
+    };
+    (0..count).map(create).collect()
+}
+
 fn owners(images: &[ImageName]) -> Vec<Option<String>> {
     let owner = |image| examine(&cluster("admin"), image, false).unwrap().owner;
     images.iter().map(owner).collect()
@@ -78,13 +88,7 @@ fn owners(images: &[ImageName]) -> Vec<Option<String>> {
 #[test]
 #[ignore = "needs a cluster"]
 fn images_of_a_group_are_acquired_released_and_reopened_after_fencing() {
-    let name = |number| format!("rbd/group-{}-{number}", std::process::id());
-    let images: Vec<ImageName> = (0..20)
-        .map(|number| {
-            tool(&format!("rbd create --size 1M {}", name(number)));
-            name(number).parse().unwrap()
-        })
-        .collect();
+    let images = images("group", 20);
     let [one, other] = ["nvmfd", "admin"].map(|client| Gateway::new(client, &images));
     one.acquire(&[]).unwrap();
     let (first, second) = (one.address(), other.address());
@@ -118,13 +122,7 @@ fn images_of_a_group_are_acquired_released_and_reopened_after_fencing() {
 #[test]
 #[ignore = "needs a cluster"]
 fn an_image_in_use_by_another_client_obstructs_no_other_image() {
-    let name = |number| format!("rbd/apart-{}-{number}", std::process::id());
-    let images: Vec<ImageName> = (0..3)
-        .map(|number| {
-            tool(&format!("rbd create --size 1M {}", name(number)));
-            name(number).parse().unwrap()
-        })
-        .collect();
+    let images = images("apart", 3);
     let (one, other) = (Gateway::new("nvmfd", &images), Gateway::new("admin", &images[1..2]));
     other.acquire(&[]).unwrap();
     one.acquire(&[]).unwrap();
@@ -153,9 +151,7 @@ fn an_image_in_use_by_another_client_obstructs_no_other_image() {
 #[test]
 #[ignore = "needs a cluster"]
 fn an_image_that_the_cluster_gives_late_is_served_then_and_released_after_it() {
-    let name = format!("rbd/late-{}", std::process::id());
-    tool(&format!("rbd create --size 1M {name}"));
-    let images = [name.parse().unwrap()];
+    let images = images("late", 1);
     let one = Arc::new(Gateway::new("nvmfd", &images));
     signal("osd.0", "STOP");
     let why = [one.acquire(&[]), one.acquire(&[])].map(Result::unwrap_err);
