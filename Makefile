@@ -159,9 +159,10 @@ test-attach: packages build ## Exports of nvmf attach at full size, and a guest 
 	$(SUDO) env NVMFD="$(NVMFD)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/vm/boot
 
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
-images: test-packages # Block devices on an image of Ceph RBD, on a cluster that is started on this machine
-	@$(call install,$(CEPH_PACKAGES))
-	@STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" tests/ceph/run small
+images: build test-packages # Block devices on images of Ceph RBD, and a gateway group, on clusters that are started on this machine
+	@$(call install,$(CEPH_PACKAGES) curl)
+	@$(SUDO) env STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" \
+	  tests/ceph/run small
 
 test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
 	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2 strace)
