@@ -7,6 +7,8 @@
 //! Entries of a block form a list, newest first. They are removed when no outstanding read or
 //! flush can refer to them, so an idle block has one.
 
+use serde::{Deserialize, Serialize};
+
 use crate::verify::block_stamp::{Content, Stamp};
 
 const NIL: u32 = u32::MAX;
@@ -14,7 +16,7 @@ const NIL: u32 = u32::MAX;
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// A possible value of a block.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Value {
     /// The content before the run. Unknown at first (0); once it was read, it does not change.
     Before {
@@ -103,7 +105,7 @@ pub(super) struct ReadBlock<'a> {
 }
 
 /// One block as it is saved and restored.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) generation: u32,
     pub(super) floor: u64,

@@ -25,6 +25,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::block_history::{NEVER, ReadBlock, Record, Registers, View};
 use super::violation::{Expected, Violation};
 use crate::verify::block_stamp::{self, Stamp};
@@ -33,7 +35,7 @@ use crate::verify::block_stamp::{self, Stamp};
 pub const BLOCKS_LIMIT: u64 = 1 << 30;
 
 /// The block range of a model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Shape {
     /// The first block.
     pub first_lba: u64,
