@@ -22,7 +22,7 @@ use super::backing::{BackingConfig, BackingKind, Condition, Geometry, Kind};
 use super::copy_locks::CopyLocks;
 use super::errno::{OpKind, status_of};
 use super::health::{Detached, Health};
-use super::hold::{Hold, Stamp};
+use super::hold::{Hold, Inode, Stamp};
 use super::open_error::OpenError;
 use super::rbd::image::Image;
 use super::step::Space;
@@ -184,6 +184,11 @@ impl BackingDevice {
             (Some(hold), BackingKind::File { path, .. }) => hold.detached_from(path).ok(),
             _ => None,
         }
+    }
+
+    /// The identity of a file; none for other kinds.
+    pub(crate) fn inode(&self) -> Option<Inode> {
+        self.hold.as_ref().filter(|_| self.kind == Kind::File).map(|hold| hold.inode)
     }
 
     /// A path by which it can be read while the daemon runs, wherever its configured path leads.

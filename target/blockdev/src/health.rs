@@ -22,6 +22,8 @@ const SHORTENED: u32 = 1 << 18;
 const UNRECORDED: u32 = 1 << 19;
 /// Another gateway serves the store: operations fail with Asymmetric Access Inaccessible.
 const STANDBY: u32 = 1 << 20;
+/// Hosts have written to another file: down until the administrator trusts the store.
+const REPLACED: u32 = 1 << 21;
 /// An fsync has failed; bits 15:0 are the status field of its response.
 const SYNC_FAILED: u32 = 1 << 16;
 
@@ -140,12 +142,28 @@ impl Health {
 
     /// Whether the store is down until the administrator trusts what is at its path.
     pub fn is_untrusted(&self) -> bool {
-        self.is_shortened() || self.is_down() && self.detached() == Some(Detached::Replaced)
+        self.is_shortened()
+            || self.is_replaced()
+            || self.is_down() && self.detached() == Some(Detached::Replaced)
     }
 
     /// The file was truncated: the store goes down and needs the administrator to return.
     pub(crate) fn note_shortened(&self) {
         self.standing.fetch_or(SHORTENED, Ordering::Relaxed);
+    }
+
+    /// Whether it is not the file that hosts have written to, and was not trusted since.
+    pub fn is_replaced(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) & REPLACED != 0
+    }
+
+    /// Hosts have written to another file, or this is that file again. The former needs the
+    /// administrator.
+    pub(crate) fn set_replaced(&self, replaced: bool) {
+        match replaced {
+            true => self.standing.fetch_or(REPLACED, Ordering::Relaxed),
+            false => self.standing.fetch_and(!REPLACED, Ordering::Relaxed),
+        };
     }
 
     /// What is at its path instead of it. The store is served nevertheless.
@@ -297,8 +315,8 @@ impl Health {
 
     /// The administrator trusts the store again: clears its failures.
     pub fn trust(&self) {
-        self.standing
-            .fetch_and(!(SYNC_FAILED | UNRECORDED | SHORTENED | 0xFFFF), Ordering::Relaxed);
+        let failures = SYNC_FAILED | UNRECORDED | SHORTENED | REPLACED | 0xFFFF;
+        self.standing.fetch_and(!failures, Ordering::Relaxed);
     }
 
     /// The store is unavailable; returns true if that is a change.
@@ -307,10 +325,11 @@ impl Health {
         self.standing.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
     }
 
-    /// The store is available again; returns true if it was down. A truncated file stays down.
+    /// The store is available again; returns true if it was down. A truncated file stays down,
+    /// and so does one that hosts have not written to.
     pub fn set_up(&self) -> bool {
         let mut old = self.standing.load(Ordering::Relaxed);
-        while old & (DOWN | SHORTENED) == DOWN {
+        while old & (DOWN | SHORTENED | REPLACED) == DOWN {
             match self.exchange(old, old & !DOWN) {
                 Ok(_) => return true,
                 Err(now) => old = now,
@@ -421,6 +440,10 @@ mod tests {
         assert!(health.is_untrusted());
         health.trust();
         assert!(!health.is_untrusted() && health.set_up() && !health.is_down());
+        health.set_replaced(true);
+        assert!(health.set_down() && !health.set_up() && health.is_untrusted());
+        health.trust();
+        assert!(!health.is_untrusted() && health.set_up());
         // Another file at its path needs trust only if it is to replace the store.
         assert!(health.set_detached(Some(Detached::Replaced)) && !health.is_untrusted());
         health.set_down();

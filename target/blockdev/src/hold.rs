@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use nix::sys::statvfs::fstatvfs;
 use rustix::fs::fgetxattr;
@@ -29,8 +30,7 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Hold {
     locked: Arc<File>,
-    /// Device and inode number.
-    pub(super) id: (u64, u64),
+    pub(super) inode: Inode,
     _claim: Option<File>,
     /// Excludes other machines where locks are local.
     owner: Option<Owner>,
@@ -44,7 +44,7 @@ impl Hold {
         claim: Option<File>,
         owner: Option<Owner>,
     ) -> Hold {
-        Hold { locked, id: (meta.dev(), meta.ino()), _claim: claim, owner }
+        Hold { locked, inode: Inode::of(meta), _claim: claim, owner }
     }
 
     /// Opens the same store once more: the kernel reports writeback errors for each open file.
@@ -240,6 +240,31 @@ pub(super) fn read_block(file: &File, at: u64, block: u32) -> io::Result<usize> 
     file.read_at(&mut scratch[start..start + block as usize], at)
 }
 
+/// Identity of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Inode {
+    /// Device number of its file system.
+    pub device: u64,
+    /// Inode number.
+    pub number: u64,
+    /// When it was created, in nanoseconds since 1970; 0 where the file system does not tell.
+    pub born_ns: u64,
+}
+
+impl Inode {
+    fn of(meta: &Metadata) -> Inode {
+        let age = meta.created().ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let born_ns = age.and_then(|age| u64::try_from(age.as_nanos()).ok()).unwrap_or(0);
+        Inode { device: meta.dev(), number: meta.ino(), born_ns }
+    }
+
+    /// Whether it is certainly that file, also if that was closed meanwhile: the number of a
+    /// removed file is assigned again, but not with the same time.
+    pub(crate) fn is_still(self, then: Inode) -> bool {
+        self == then && self.born_ns != 0
+    }
+}
+
 /// Identity of a file, and attributes that change with every modification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stamp {
@@ -257,5 +282,20 @@ impl Stamp {
             modified: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::hold::*;
+
+    #[test]
+    fn the_number_of_a_removed_file_does_not_identify_the_next_one() {
+        let then = Inode { device: 1, number: 12, born_ns: 7 };
+        assert!(then.is_still(then));
+        assert!(!Inode { born_ns: 8, ..then }.is_still(then));
+        assert!(!Inode { device: 2, ..then }.is_still(then));
+        let unknown = Inode { born_ns: 0, ..then };
+        assert!(!unknown.is_still(unknown), "its number may have been assigned again");
     }
 }

@@ -46,7 +46,7 @@ pub use device::BackingDevice;
 pub use errno::OpKind;
 pub use fault_injection::InjectedFault;
 pub use health::{Detached, Health};
-pub use hold::rollback_copy;
+pub use hold::{Inode, rollback_copy};
 pub use io_engine::IoEngine;
 pub use media_properties::Below;
 pub use media_properties::Torn;

@@ -147,8 +147,7 @@ impl BackingDevice {
 
     /// Another file of the right length may be half restored, or older.
     fn is_the_file(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
-        let id = |backing: &BackingDevice| backing.hold.as_ref().map(|hold| hold.id);
-        match self.kind != Kind::File || id(self) == id(fresh) {
+        match self.kind != Kind::File || self.inode() == fresh.inode() {
             true => Ok(()),
             false => Err(OpenError::new(format!(
                 "{} is another file than the one that was served: when it has what hosts are to \

@@ -287,7 +287,7 @@ impl Provisioner {
             let is_trusted = store.monitored.health().sync_failure().is_none();
             let hosts = stores.trust.hosts(uuid);
             self.registry.restore_hosts((place, uuid.into_bytes()), &hosts, is_trusted);
-            if !is_trusted {
+            if !store.monitored.is_trusted() {
                 self.registry.presume_written(&nqn, nsid);
             }
         }

@@ -1,4 +1,5 @@
-//! Devices that are not trusted: a sync has failed, or a file was shortened while it was served.
+//! Devices that are not trusted: a sync has failed, a file was shortened while it was served, or its
+//! path led to another one.
 //! Data that hosts have written may be missing, so this persists until an administrator trusts the
 //! device again (`nvmfctl namespace trust`): no reload, restart or reopening ends it.
 //!
@@ -16,8 +17,8 @@ use nvme::Status;
 use tracing::error;
 use uuid::Uuid;
 
-use crate::blockdev::lock;
 use crate::blockdev::monitor::{Distrust, TrustRecords};
+use crate::blockdev::{Inode, lock};
 use crate::core::registry::{HostKey, Registry};
 use crate::core::subsystem::persistence::Section;
 use crate::state::namespace_state::NamespaceFile;
@@ -54,7 +55,7 @@ impl DeviceTrust {
         let with_hosts = known.iter().filter(|(_, reason)| !reason.hosts.is_empty());
         let with_hosts: Vec<_> = with_hosts.map(|(uuid, it)| (*uuid, it.clone())).collect();
         for (uuid, mut reason) in with_hosts {
-            let Some(now) = self.hosts_now(uuid, reason.distrust.is_nothing()) else { continue };
+            let Some(now) = self.hosts_now(uuid, reason.distrust) else { continue };
             reason.hosts.retain(|host| now.contains(host));
             if known.get(&uuid) != Some(&reason) {
                 let _ = self.replace(&mut known, uuid, reason);
@@ -67,9 +68,10 @@ impl DeviceTrust {
         self.replace(&mut lock(&self.known), uuid, Reason::default())
     }
 
-    /// The hosts that do not know; none if the namespace was never served.
-    fn hosts_now(&self, uuid: Uuid, is_trusted: bool) -> Option<Vec<HostKey>> {
-        self.registry.get()?.unreported_hosts(uuid.into_bytes(), is_trusted)
+    /// The hosts that do not know; none if the namespace was never served. Where only the path of
+    /// a file leads elsewhere, its hosts have lost nothing yet, and it may lead there again.
+    fn hosts_now(&self, uuid: Uuid, distrust: Distrust) -> Option<Vec<HostKey>> {
+        self.registry.get()?.unreported_hosts(uuid.into_bytes(), !distrust.has_lost_writes())
     }
 
     fn reason(&self, known: &mut BTreeMap<Uuid, Reason>, uuid: Uuid) -> Reason {
@@ -82,7 +84,8 @@ impl DeviceTrust {
                 "{why}; its flush counts as failed: check the data, then \
                  `nvmfctl namespace trust`"
             );
-            let distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false };
+            let distrust =
+                Distrust { failed_sync: Some(Status::WRITE_FAULT), ..Distrust::default() };
             Some(Reason { distrust, hosts: Vec::new() })
         });
         known.entry(uuid).or_insert(reason.unwrap_or_default()).clone()
@@ -114,7 +117,7 @@ impl TrustRecords for DeviceTrust {
     }
 
     fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
-        let hosts = self.hosts_now(uuid, distrust.is_nothing());
+        let hosts = self.hosts_now(uuid, distrust);
         let mut known = lock(&self.known);
         let hosts = hosts.unwrap_or_else(|| self.reason(&mut known, uuid).hosts);
         let reason = Reason { distrust, hosts };
@@ -142,11 +145,14 @@ impl Section for Reason {
     const NAME: &'static str = "trust";
 
     fn emit(&self) -> String {
-        let Distrust { failed_sync, shortened } = self.distrust;
+        let Distrust { failed_sync, shortened, replaced } = self.distrust;
         let status = failed_sync.map_or(0, Status::field);
         let mut text = format!("failed_sync {status:04x}\nshortened {}\n", u8::from(shortened));
+        // Writing to a string does not fail.
+        if let Some(Inode { device, number, born_ns }) = replaced {
+            let _ = writeln!(text, "replaced {device} {number} {born_ns}");
+        }
         for (host, id) in &self.hosts {
-            // Writing to a string does not fail.
             let _ = writeln!(text, "host {} {host}", Uuid::from_bytes(*id));
         }
         text
@@ -157,7 +163,13 @@ impl Section for Reason {
         let field = u16::from_str_radix(lines.next()?.strip_prefix("failed_sync ")?, 16).ok()?;
         let failed_sync = (field != 0).then(|| Status::from_field(field));
         let shortened = lines.next()? == "shortened 1";
-        let distrust = Distrust { failed_sync, shortened };
+        let mut lines = lines.peekable();
+        let inode = lines.next_if(|line| line.starts_with("replaced "));
+        let replaced = match inode {
+            Some(line) => Some(parse_inode(line.strip_prefix("replaced ")?)?),
+            None => None,
+        };
+        let distrust = Distrust { failed_sync, shortened, replaced };
         let host = |line: &str| {
             let (id, host) = line.strip_prefix("host ")?.split_once(' ')?;
             Some((host.parse().ok()?, id.parse::<Uuid>().ok()?.into_bytes()))
@@ -165,6 +177,12 @@ impl Section for Reason {
         let reason = Reason { distrust, hosts: lines.map(host).collect::<Option<_>>()? };
         Some(reason).filter(|it| !it.is_nothing())
     }
+}
+
+fn parse_inode(text: &str) -> Option<Inode> {
+    let numbers: Vec<_> = text.split(' ').map(|each| each.parse().ok()).collect::<Option<_>>()?;
+    let [device, number, born_ns] = numbers.try_into().ok()?;
+    Some(Inode { device, number, born_ns })
 }
 
 #[cfg(test)]
@@ -178,7 +196,13 @@ mod tests {
     use crate::core::subsystem::testing::sample;
     use crate::state::trust::*;
 
-    const FAILED: Distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false };
+    const FAILED: Distrust =
+        Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false, replaced: None };
+    const MOVED: Distrust = Distrust {
+        failed_sync: None,
+        shortened: false,
+        replaced: Some(Inode { device: 64769, number: u64::MAX, born_ns: 1 }),
+    };
     const UUID: Uuid = Uuid::from_u128(7);
 
     #[test]
@@ -186,7 +210,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let records = || DeviceTrust::new(Some(directory.path().to_owned()));
         assert_eq!(records().of(UUID), Distrust::default());
-        for distrust in [FAILED, Distrust { shortened: true, ..FAILED }] {
+        for distrust in [FAILED, Distrust { shortened: true, ..FAILED }, MOVED] {
             records().set(UUID, distrust).unwrap();
             assert_eq!(
                 (records().of(UUID), records().of(Uuid::nil())),
@@ -219,6 +243,8 @@ mod tests {
         first.set(uuid, FAILED).unwrap();
         assert_eq!(records().hosts(uuid), []);
         registry.presume_written(&nqn, 1);
+        first.set(uuid, MOVED).unwrap();
+        assert_eq!(records().hosts(uuid), [], "the file may return with all of it");
         first.set(uuid, FAILED).unwrap();
         assert_eq!((records().of(uuid), records().hosts(uuid)), (FAILED, hosts.to_vec()));
         registry.report_lost_writes(&nqn, 1);
@@ -264,7 +290,7 @@ mod tests {
     fn a_damaged_trust_record_counts_as_a_failed_sync() {
         let directory = tempfile::tempdir().unwrap();
         let new = || DeviceTrust::new(Some(directory.path().to_owned()));
-        new().set(UUID, Distrust { failed_sync: None, shortened: true }).unwrap();
+        new().set(UUID, Distrust { shortened: true, ..MOVED }).unwrap();
         let path = NamespaceFile::new(directory.path(), UUID).path();
         let good = fs::read(&path).unwrap();
         for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {

@@ -122,3 +122,35 @@ fn a_damaged_journal_of_changes_keeps_the_daemon_from_starting() {
     let said = declared.unwrap_err().to_string();
     assert!(said.contains("changes.json") && said.contains("move that file away"), "{said}");
 }
+
+/// Hosts have flushed blocks that the other file does not have.
+#[test]
+fn a_file_replaced_in_service_is_not_served_after_a_restart_until_trusted() {
+    let [at, one, two, three] = ["127.0.47.11", "127.0.47.12", "127.0.47.13", "127.0.47.14"];
+    let daemon = daemon(at, one);
+    let image = |name: &str| daemon.directory.path().join(name);
+    // Nothing but its content differs.
+    fs::copy(image("2.img"), image("other")).unwrap();
+    fs::rename(image("other"), image("3.img")).unwrap();
+    super::eventually("it is reported", || {
+        daemon.get("/v1/namespaces")[2]["detached"] == json!("replaced")
+    });
+    let daemon = Daemon::begin(daemon.stop());
+    let mut host = host_at(at, two, super::nqn()).expect("a connection");
+    serves(&mut host, &[1, 2, 4]);
+    assert_eq!(states(&daemon), ["serving", "serving", "untrusted", "serving"]);
+    let degraded = daemon.get("/v1/status")["degraded"].to_string();
+    assert!(degraded.contains("is not the one that hosts have written to"), "{degraded}");
+    let trust = format!("/v1/subsystems/{NQN}/namespaces/3/trust");
+    let trusted = ask(&daemon.socket(), "POST", &trust, "{}");
+    assert_eq!(trusted.0, 200, "{}", trusted.1);
+    assert_eq!(states(&daemon)[2], "serving");
+    let daemon = Daemon::begin(daemon.stop());
+    assert_eq!(states(&daemon)[2], "serving", "it stays trusted");
+    let mut host = host_at(at, three, super::nqn()).expect("a connection");
+    let mut read = vec![0; 4096];
+    host.read(range(3), &mut read).expect("read");
+    assert_eq!(read, block(2));
+    host.disconnect();
+    daemon.stop();
+}

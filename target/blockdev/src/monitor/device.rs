@@ -10,7 +10,7 @@ use nvme::Nqn;
 use tracing::{error, info, warn};
 
 use super::{CHECK_INTERVAL, Distrust, RETRY_INTERVAL, RETRY_INTERVAL_MAX, TrustRecord, lock};
-use crate::{BackingConfig, BackingDevice, BackingKind, Detached, DeviceId, Health};
+use crate::{BackingConfig, BackingDevice, BackingKind, Detached, DeviceId, Health, Inode};
 
 /// A store in service under an id, also across reopening.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub struct MonitoredDevice {
     pub(super) unallocated_bytes: AtomicU64,
     /// The record of its trust, and its namespace.
     pub(super) record: Option<((Nqn, u32), TrustRecord)>,
+    /// The file that has what hosts have written, if its path leads elsewhere.
+    pub(super) abandoned: Mutex<Option<Inode>>,
     /// It is being reopened for the administrator.
     pub(super) reopening: AtomicBool,
     /// Held while an image is acquired or released: the cluster may not answer for long.
@@ -64,6 +66,7 @@ impl MonitoredDevice {
             place_now: AtomicU64::new(backing.place()),
             unallocated_bytes: AtomicU64::new(backing.unallocated_bytes()),
             record: None,
+            abandoned: Mutex::default(),
             reopening: AtomicBool::new(false),
             tenure: Mutex::default(),
             resizes: AtomicU32::new(0),
@@ -94,7 +97,26 @@ impl MonitoredDevice {
             lock(&self.current)
                 .set_down(&format!("{why}: check it, then `nvmfctl namespace trust`"));
         }
+        if let Some(then) = record.distrust().replaced {
+            self.compare_file(then);
+        }
         MonitoredDevice { record: Some((of, record)), ..self }
+    }
+
+    /// `then`: the file that hosts have written to, when its path led elsewhere.
+    fn compare_file(&self, then: Inode) {
+        let backing = lock(&self.current);
+        if backing.inode().is_some_and(|inode| inode.is_still(then)) {
+            return info!("{}: {} is the file again that was served", self.place, backing.name());
+        }
+        *lock(&self.abandoned) = Some(then);
+        self.health.set_replaced(true);
+        backing.set_down(&format!(
+            "is not the file that hosts have written to: that one (inode {}) was replaced or \
+             removed while it was served; when this one has what hosts are to find, `nvmfctl \
+             namespace trust`",
+            then.number
+        ));
     }
 
     /// Whether it has no failure that only the administrator may clear.
@@ -120,6 +142,14 @@ impl MonitoredDevice {
     /// open file and not its name. But the next start would serve what is at the path.
     pub(super) fn check_path(&self, backing: &BackingDevice) {
         let Some(detached) = backing.detached(&self.config) else { return };
+        // A rollback exchanges what is at its path, and then what is served.
+        let is_served = std::ptr::eq(&*self.backing(), backing);
+        if self.reopening.load(Ordering::SeqCst) || !is_served {
+            return;
+        }
+        if !self.health.is_replaced() && !self.config.read_only {
+            *lock(&self.abandoned) = backing.inode().filter(|_| detached.is_some());
+        }
         if !self.health.set_detached(detached) {
             return;
         }
@@ -133,25 +163,24 @@ impl MonitoredDevice {
     /// At exit: logs a store that the next start will not find at its path.
     pub(super) fn report_detached(&self) {
         let backing = self.backing();
-        if let Some(Some(detached)) = backing.detached(&self.config) {
+        self.check_path(&backing);
+        if let Some(detached) = self.health.detached() {
             error!("{}: the daemon stops while {}", self.place, detachment(&backing, detached));
         }
     }
 
     pub(super) fn distrust(&self) -> Distrust {
         let (failed_sync, shortened) = (self.health.sync_failure(), self.health.is_shortened());
-        Distrust { failed_sync, shortened }
+        Distrust { failed_sync, shortened, replaced: *lock(&self.abandoned) }
     }
 
-    /// Whether it is untrusted and that is not persisted yet. Never waits: the list of devices may
-    /// be locked.
+    /// Whether its trust is not persisted yet. Never waits: the list of devices may be locked.
     pub(super) fn lacks_record(&self) -> bool {
         let distrust = self.distrust();
-        let kept = |(_, record): &(_, TrustRecord)| record.has(distrust);
-        distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
+        self.record.as_ref().is_some_and(|(_, record)| !record.has(distrust))
     }
 
-    /// Persists that it is untrusted.
+    /// Persists whether it is trusted.
     pub(super) fn keep_record(&self) {
         let Some((_, record)) = &self.record else { return };
         // The request to trust it removes the record first.
@@ -161,12 +190,18 @@ impl MonitoredDevice {
         if kept.is_err() || !self.lacks_record() {
             self.health.note_recorded();
         }
+        let distrust = self.distrust();
         let last_reason = match kept {
-            Ok(()) if record.is_durable() => return,
+            Ok(()) if record.is_durable() || distrust.is_nothing() => return,
+            Ok(()) if distrust.failed_sync.is_none() => {
+                "without a `state_directory` the next start serves whatever is at its path: restore \
+                 its file before that"
+                    .to_owned()
+            }
             Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
                        restart of the daemon: trust the store before that, or tell the hosts"
                 .to_owned(),
-            Err(error) => format!("its failed flush cannot be kept: {error}"),
+            Err(error) => format!("whether it is trusted cannot be recorded: {error}"),
         };
         let mut check = lock(&self.check);
         check.next_record = Instant::now() + RETRY_INTERVAL_MAX;
@@ -197,6 +232,11 @@ impl MonitoredDevice {
     /// Whether other daemons may serve it too.
     pub fn is_shared(&self) -> bool {
         self.config.shared
+    }
+
+    /// Whether it is a file or device, which has a path.
+    pub(super) fn has_path(&self) -> bool {
+        matches!(self.config.kind, BackingKind::File { .. })
     }
 
     /// Whether it is this file.
@@ -286,6 +326,10 @@ pub(super) fn detachment(backing: &BackingDevice, detached: Detached) -> String 
     format!(
         "{name} {what} while it is served: hosts go on with the old one, which the next start \
          will not find; before that, have hosts stop, and copy it from {own_path} or bring its \
-         path back"
+         path back{}",
+        match backing.inode().is_some() && !backing.is_read_only() {
+            true => "; another file is not served before `nvmfctl namespace trust`",
+            false => "",
+        }
     )
 }

@@ -8,6 +8,7 @@
 //! ```text
 //! in service ──(removed)──► down ──(the same device is available again)──► in service
 //!     ├──(truncated, or another file is at its path)──► untrusted ──(trust)──┘
+//!     ├── a path that leads elsewhere is recorded: the next start does not trust another file
 //!     └── a failed fsync stays recorded until the administrator trusts the store
 //! ```
 //!
@@ -205,15 +206,16 @@ impl DeviceMonitor {
         Ok(())
     }
 
-    /// Logs the stores that the next start will not find. Waits until the deadline at most.
+    /// Logs the stores that the next start will not find, and has that recorded. Waits until the deadline at most.
     pub fn report_detached(&self, deadline: Instant) {
-        let devices = lock(&self.shared.state).devices.clone();
-        let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
-        let detached: Vec<_> = devices.into_iter().filter(detached).collect();
-        if detached.is_empty() {
+        let mut devices = lock(&self.shared.state).devices.clone();
+        devices.retain(|it| it.has_path());
+        if devices.is_empty() {
             return;
         }
-        let report = move || detached.iter().for_each(|it| it.report_detached());
+        // One whose directory does not answer hides no other that is known.
+        devices.sort_by_key(|it| it.health.detached().is_none());
+        let report = move || devices.iter().for_each(|it| it.report_detached());
         if let Ok(done) = self.shared.pool.spawn(report) {
             let _ = done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
@@ -383,6 +385,14 @@ impl Shared {
                      meanwhile, so what hosts find there may not be what they have written",
                 );
             }
+            Condition::Sound if health.is_replaced() => {
+                if moved()
+                    && let Err(why) = self.return_to(device, &backing)
+                {
+                    device.log_once(&why);
+                }
+                return;
+            }
             Condition::Sound => {
                 if health.is_down() && backing.has_unsynced_data() {
                     // The volatile cache of a device may have been lost while it was away.
@@ -438,6 +448,27 @@ impl Shared {
         Ok(())
     }
 
+    /// Serves the file that hosts have written to, if it is at its path again.
+    fn return_to(
+        &self,
+        device: &MonitoredDevice,
+        other: &Arc<BackingDevice>,
+    ) -> Result<(), String> {
+        let fresh = other.open_again(&device.config(), true).map_err(|error| error.to_string())?;
+        let then = *lock(&device.abandoned);
+        if !then.zip(fresh.inode()).is_some_and(|(then, inode)| inode.is_still(then)) {
+            return Ok(());
+        }
+        other.set_lost(true);
+        self.put(device, other, fresh).inspect_err(|_| other.set_lost(false))?;
+        *lock(&device.abandoned) = None;
+        device.health.set_replaced(false);
+        if device.health.set_up() {
+            info!("{}: {} is the file again that was served", device.place, other.name());
+        }
+        Ok(())
+    }
+
     /// Replaces a removed store by another one, and records unsynced data as lost.
     fn exchange(
         &self,
@@ -475,9 +506,12 @@ impl Shared {
             return Err("it took too long".to_owned());
         }
         let distrust = device.distrust();
+        // What is served still has another path, or none.
+        let replaced = distrust.replaced.filter(|_| !elsewhere && !device.health.is_replaced());
+        let trusted = Distrust { replaced, ..Distrust::default() };
         mark_hosts();
         if let Some((_, record)) = &device.record {
-            let kept = record.set(Distrust::default());
+            let kept = record.set(trusted);
             kept.map_err(|error| format!("its record cannot be removed: {error}"))?;
         }
         // What a ring completes from now on is not in the store that is served.
@@ -489,6 +523,7 @@ impl Shared {
             }
         })?;
         mark_hosts();
+        *lock(&device.abandoned) = replaced;
         device.health.trust();
         device.health.clear_suspicion();
         device.health.set_up();

@@ -1,10 +1,11 @@
-//! Distrust of a backing store after a failed flush or a truncation, and its persistence.
+//! Distrust of a backing store after a failed flush, a truncation or a replacement, and its
+//! persistence.
 
 use std::fmt::Debug;
 use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use crate::lock;
+use crate::{Inode, lock};
 use nvme::Status;
 use uuid::Uuid;
 
@@ -15,12 +16,20 @@ pub struct Distrust {
     pub failed_sync: Option<Status>,
     /// The file was truncated while it was served.
     pub shortened: bool,
+    /// The file that was served for writing while its path led elsewhere. Another file is not what
+    /// hosts have written.
+    pub replaced: Option<Inode>,
 }
 
 impl Distrust {
     /// Whether it is trusted.
     pub fn is_nothing(self) -> bool {
         self == Distrust::default()
+    }
+
+    /// Whether writes to the served store may be lost, whatever is at its path.
+    pub fn has_lost_writes(self) -> bool {
+        self.failed_sync.is_some() || self.shortened
     }
 }
 

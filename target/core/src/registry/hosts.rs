@@ -41,7 +41,8 @@ impl Hosts {
         let new = Arc::new(Unflushed::default());
         // It may have been there before the daemon was.
         for namespace in &subsystem.namespaces {
-            if namespace.health.sync_failure().is_some() {
+            let health = &namespace.health;
+            if health.sync_failure().is_some() || health.is_untrusted() {
                 new.presume_written(namespace.nsid);
             }
         }

@@ -140,7 +140,7 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
             if health.is_untrusted() {
                 let cause = match health.is_shortened() {
                     true => "its file was shortened",
-                    false => "its file was replaced by another one",
+                    false => "its file is not the one that hosts have written to",
                 };
                 sentences.push(format!(
                     "{place} is down: {cause}; when its data have been checked, {trust}"

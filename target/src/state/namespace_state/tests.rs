@@ -75,7 +75,7 @@ fn concurrent_changes_of_two_sections_are_both_persisted() {
     let file = file(directory.path());
     let distrust = |n: u16| Distrust {
         failed_sync: Some(Status::from_field((0x280 + n) << 1)),
-        shortened: false,
+        ..Distrust::default()
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -219,7 +219,8 @@ fn expected() -> Everything {
     let state =
         State { registrants: [([0xA; 16], 0xA1), ([0xB; 16], u64::MAX)].into(), ..some_state() };
     let first = vec![Some(4096), None, Some(8192), None, Some(65536)];
-    let distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: true };
+    let distrust =
+        Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: true, replaced: None };
     (state, WriteProtectState::PERMANENT.0, Some(512), first, distrust)
 }
 

@@ -242,6 +242,28 @@ impl Bench {
         })
     }
 
+    /// As a restart of the daemon, with something else in between: opens what is at the path now.
+    pub(in crate::monitor) fn restart(&mut self, records: &Arc<MemoryTrust>, between: impl Fn()) {
+        let config = self.device.config.clone();
+        self.monitor.remove(&self.device);
+        between();
+        self.ring.detach(STORE);
+        let named = |config: &BackingConfig, backing| {
+            MonitoredDevice::new(STORE, "namespace 1".to_owned(), config.clone(), backing)
+        };
+        let none = BackingConfig { kind: BackingKind::Null { size: SIZE }, ..config.clone() };
+        self.device = Arc::new(named(&none, BackingDevice::open(&none).unwrap()));
+        let mut opened = None;
+        self.until("the former one is closed", |_| {
+            opened = BackingDevice::open(&config).ok();
+            opened.is_some()
+        });
+        let record = TrustRecord::new(records, uuid::Uuid::from_u128(1));
+        self.device = Arc::new(named(&config, opened.unwrap()).recorded(place(), record));
+        self.ring.attach(STORE, self.device.backing()).unwrap();
+        self.monitor.add(Arc::clone(&self.device));
+    }
+
     /// Result of the request to trust the store, and whether hosts saw a failure before.
     pub(in crate::monitor) fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
         let is_marked = Arc::new(AtomicBool::new(false));
