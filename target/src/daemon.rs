@@ -192,11 +192,8 @@ impl RunningTarget {
     /// # Errors
     /// One sentence about the obstacle. Nothing is left running.
     pub fn start(config: Config) -> Result<RunningTarget, Fatal> {
-        let mut keyring = first_keyring(&config)?;
         let directory = checked(config.state_directory.as_deref())?;
-        if let Some(directory) = &directory {
-            keyring.revoke(revoked_hosts::read(directory).map_err(Fatal)?);
-        }
+        let keyring = first_keyring(&config, directory.as_deref())?;
         let records = Arc::default();
         let stores = device_table(&config, directory, &records);
         let pool = stores.opening();
@@ -400,12 +397,21 @@ impl RunningTarget {
     fn next_keyring(&self, config: &Config) -> Result<Keyring, Fatal> {
         let mut keyring = config.authentication.keyring().map_err(unusable)?;
         keyring.revoke(self.registry.keyed_hosts());
+        if self.registry.unknown_keyed_hosts().is_some()
+            && let Some(directory) = &config.state_directory
+        {
+            revoke(&mut keyring, directory);
+        }
         Ok(keyring)
     }
 
     /// Prepares to keep the hosts that have had keys. It has been reported already of those in
     /// force that they cannot be kept.
     fn prepare_keyed(&self, keyring: &Keyring, config: &Config) -> Result<PreparedHosts, String> {
+        // The damaged list stays for the administrator, and refuses the same hosts after a restart.
+        if keyring.unknown().is_some() {
+            return Ok(PreparedHosts::default());
+        }
         let known = keyring.known();
         let prepared = revoked_hosts::prepare(&known, config.state_directory.as_deref());
         match known.is_subset(&self.registry.keyed_hosts()) {
@@ -640,7 +646,18 @@ fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
 
 /// Keeps the hosts that have had keys. Returns a sentence if that fails.
 fn keep_keyed(registry: &Registry, config: &Config) -> Option<String> {
+    if registry.unknown_keyed_hosts().is_some() {
+        return None;
+    }
     revoked_hosts::keep(&registry.keyed_hosts(), config.state_directory.as_deref())
+}
+
+/// Has hosts refused that have had keys: all without a key, if the list of them is damaged.
+fn revoke(keyring: &mut Keyring, directory: &Path) {
+    match revoked_hosts::read(directory) {
+        Ok(hosts) => keyring.revoke(hosts),
+        Err(why) => keyring.revoke_all(&why),
+    }
 }
 
 /// Starts the thread of namespace states.
@@ -669,15 +686,22 @@ fn ns_admin_worker(
     Ok((thread, sender))
 }
 
-/// The keys of a start. Hosts whose keys cannot be used are refused, and keep no others from being
-/// served, as missing devices do.
-fn first_keyring(config: &Config) -> Result<Keyring, Fatal> {
-    let (keyring, mistakes) = config.authentication.usable_keyring();
+/// The keys of a start. Hosts whose keys cannot be used, or that may have had one, are refused, and
+/// keep no others from being served, as missing devices do.
+fn first_keyring(config: &Config, directory: Option<&Path>) -> Result<Keyring, Fatal> {
+    let (mut keyring, mistakes) = config.authentication.usable_keyring();
     if config.missing == Missing::Fail && !mistakes.is_empty() {
         return Err(unusable(mistakes));
     }
     for mistake in mistakes {
         error!("{mistake}; the host is refused until a reload can read it");
+    }
+    directory.into_iter().for_each(|directory| revoke(&mut keyring, directory));
+    if let Some(why) = keyring.unknown() {
+        if config.missing == Missing::Fail {
+            return Err(Fatal(why.to_owned()));
+        }
+        error!("{why}; every host without a key is refused, unless `authenticate = false`");
     }
     Ok(keyring)
 }
@@ -914,6 +938,35 @@ mod tests {
         config.missing = Missing::Fail;
         let refused = RunningTarget::start(config).err().unwrap();
         assert!(refused.0.contains("b cannot be read"), "{refused}");
+    }
+
+    #[test]
+    fn a_damaged_list_of_keyed_hosts_refuses_unkeyed_hosts_until_it_is_restored() {
+        let directory = tempfile::tempdir().unwrap();
+        let host: Nqn = "nqn.2026-11.host:a".parse().unwrap();
+        revoked_hosts::write(directory.path(), &BTreeSet::from([host])).unwrap();
+        let list = directory.path().join("keyed-hosts");
+        let good = std::fs::read(&list).unwrap();
+        std::fs::write(&list, &good[..good.len() - 5]).unwrap();
+        let start = || {
+            let mut target = RunningTarget::start(config(directory.path())).unwrap();
+            target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+            assert!(target.registry.unknown_keyed_hosts().unwrap().contains("keyed-hosts"));
+            target
+        };
+        start().stop(Instant::now() + Duration::from_secs(60));
+        let mut target = start();
+        target.apply(config(directory.path())).unwrap();
+        assert!(target.registry.unknown_keyed_hosts().is_some(), "it is still damaged");
+        assert_eq!(std::fs::read(&list).unwrap(), good[..good.len() - 5], "it is not written over");
+        std::fs::write(&list, &good).unwrap();
+        target.apply(config(directory.path())).unwrap();
+        assert_eq!(target.registry.unknown_keyed_hosts(), None);
+        assert_eq!(target.registry.keyed_hosts(), BTreeSet::from([host]));
+        target.stop(Instant::now() + Duration::from_secs(60));
+        std::fs::write(&list, &good[..good.len() - 5]).unwrap();
+        let strict = Config { missing: Missing::Fail, ..config(directory.path()) };
+        assert!(RunningTarget::start(strict).err().unwrap().0.contains("keyed-hosts"));
     }
 
     /// Otherwise a restart would admit whoever uses the name once the key is removed.

@@ -358,6 +358,6 @@ fn check_reads_the_record_of_hosts_with_revoked_keys() {
     assert!(code == Some(0) && !log.contains("it has had a key"), "{log}");
     fs::write(state.join("keyed-hosts"), "damaged").unwrap();
     let (code, _, log) = check();
-    assert_eq!(code, Some(1), "a start is refused as well: {log}");
+    assert_eq!(code, Some(1), "hosts without a key would be refused: {log}");
     assert!(log.contains("keyed-hosts is no record that nvmfd has written"), "{log}");
 }

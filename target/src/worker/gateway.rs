@@ -429,7 +429,9 @@ impl Driver {
             );
         }
         let hosts = self.cluster.registry.keyed_hosts();
-        let kept = revoked_hosts::keep(&hosts, self.state_directory.as_deref());
+        let is_known = self.cluster.registry.unknown_keyed_hosts().is_none();
+        let directory = self.state_directory.as_deref().filter(|_| is_known);
+        let kept = revoked_hosts::keep(&hosts, directory);
         kept.iter().for_each(|sentence| warn!("{sentence}"));
         self.keyed = keyed;
     }

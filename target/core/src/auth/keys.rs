@@ -80,6 +80,8 @@ pub struct Keyring {
     /// Hosts that had a key, or have one at another gateway, and have no entry: refused under these
     /// names.
     revoked: BTreeSet<Nqn>,
+    /// Why it is not known which hosts have had keys: each without a key may be one.
+    unknown: Option<Arc<str>>,
     /// What is negotiable with every host without settings of its own.
     policy: Arc<Policy>,
     rules: Rules,
@@ -118,7 +120,7 @@ impl Keyring {
             (_, true) if !self.rules.discovery => Requirement::Nothing,
             (true, _) => Requirement::Proof,
             (false, true) => Requirement::Impossible,
-            (false, false) if self.rules.required || self.revoked.contains(host) => {
+            (false, false) if self.rules.required || self.is_revoked(host) => {
                 Requirement::Impossible
             }
             (false, false) => Requirement::Nothing,
@@ -132,6 +134,22 @@ impl Keyring {
             |nqn: &Nqn| self.hosts.contains_key(nqn) || self.rules.exempt.contains(nqn);
         let revoked = hosts.into_iter().filter(|nqn| !is_settled(nqn));
         self.revoked = std::mem::take(&mut self.revoked).into_iter().chain(revoked).collect();
+    }
+
+    /// It is not known which hosts have had keys, for this reason: all without a key are refused that
+    /// are not configured to need none.
+    pub fn revoke_all(&mut self, why: &str) {
+        self.unknown = Some(why.into());
+    }
+
+    /// Why it is not known which hosts have had keys, if it is not.
+    pub fn unknown(&self) -> Option<&str> {
+        self.unknown.as_deref()
+    }
+
+    fn is_revoked(&self, host: &Nqn) -> bool {
+        let may_have_had_a_key = self.unknown.is_some() && !self.rules.exempt.contains(host);
+        may_have_had_a_key || self.revoked.contains(host)
     }
 
     /// All hosts that have or have had keys, except those configured to need none.
@@ -203,6 +221,9 @@ impl Keyring {
         if rules(self) != rules(old) {
             lines.push("the rules of authentication changed".to_owned());
         }
+        if self.unknown.is_none() && old.unknown.is_some() {
+            lines.push("it is known again which hosts have had keys".to_owned());
+        }
         lines.sort();
         lines
     }
@@ -231,6 +252,24 @@ mod tests {
         let groups = Policy::default().groups;
         assert!(!groups.contains(&GroupId::FFDHE6144) && !groups.contains(&GroupId::FFDHE8192));
         assert_eq!(groups.len(), 4);
+    }
+
+    #[test]
+    fn hosts_without_a_key_are_refused_while_it_is_unknown_which_had_one() {
+        let [keyed, exempt, other] = ["keyed", "exempt", "other"]
+            .map(|name| format!("nqn.2026-11.host:{name}").parse::<Nqn>().unwrap());
+        let disk: Nqn = "nqn.2026-11.io.nvmfd:disk".parse().unwrap();
+        let keys = Keys { host: Secret::parse(SECRET).unwrap(), controller: None };
+        let rules = Rules { exempt: [exempt].into(), ..Rules::default() };
+        let mut keyring = Keyring::new([(keyed, keys)], Policy::default()).with_rules(rules);
+        let demands =
+            |keyring: &Keyring, at| [keyed, exempt, other].map(|n| keyring.demand(&n, at));
+        let known = keyring.clone();
+        keyring.revoke_all("the list is damaged");
+        let expected = [Requirement::Proof, Requirement::Nothing, Requirement::Impossible];
+        assert_eq!(demands(&keyring, &disk), expected);
+        assert_eq!(demands(&keyring, &Nqn::DISCOVERY), [Requirement::Nothing; 3]);
+        assert_eq!(known.differences(&keyring), ["it is known again which hosts have had keys"]);
     }
 
     #[test]

@@ -233,6 +233,11 @@ impl Registry {
         self.lock().keyring.known()
     }
 
+    /// Why it is not known which hosts have had keys, if it is not: then that list is not persisted.
+    pub fn unknown_keyed_hosts(&self) -> Option<String> {
+        self.lock().keyring.unknown().map(str::to_owned)
+    }
+
     /// Inputs of a new exchange with `host`; none if it has no key, or there are no random numbers.
     #[must_use]
     pub fn start_exchange(&self, host: &Nqn) -> Option<Start> {

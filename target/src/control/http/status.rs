@@ -114,6 +114,11 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
     if managed.view().registry.is_leaving() {
         sentences.push("the daemon is stopping: all its paths are inaccessible".to_owned());
     }
+    if let Some(why) = managed.view().registry.unknown_keyed_hosts() {
+        sentences.push(format!(
+            "every host without a key is refused, unless `authenticate = false`: {why}; then reload"
+        ));
+    }
     for host in &managed.running().config.authentication.hosts {
         if !managed.view().registry.has_key(&host.nqn) {
             sentences.push(format!(
