@@ -444,6 +444,7 @@ fn package_purge_lists_every_state_file() {
         let (name, _) = rest.split_once('"').expect("its end");
         assert!(names.contains(&name), "{name} of {file}");
     }
+    assert!(postrm.contains("/$name.damaged"), "copies of damaged ones");
     // Those of earlier versions as well.
     let earlier = ["reservation", "protection", "uncorrectable", "format", "trust"];
     for kind in earlier.iter().chain(&["namespace", "events"]) {

@@ -89,7 +89,11 @@ impl DeviceIdentities {
     ) -> io::Result<Option<PreparedFile>> {
         let DeviceIdentities(before) = match DeviceIdentities::load(directory) {
             Ok(before) => before,
-            Err(_) if !is_any_kept(directory) => DeviceIdentities::default(),
+            Err(why) if !is_any_kept(directory) => {
+                let aside = StateDir(directory).set_aside(FILE);
+                warn!("{why}; no namespace has state that depends on it, so it is replaced{aside}");
+                DeviceIdentities::default()
+            }
             Err(why) => {
                 warn!("device identities cannot be recorded: {why}");
                 return Ok(None);

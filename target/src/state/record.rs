@@ -69,12 +69,30 @@ impl StateDir<'_> {
     }
 
     /// As [`StateDir::load`], for a record that no data depend on: one that cannot be used is
-    /// reported and counts as missing.
+    /// reported and counts as missing. A copy of it is kept.
     pub(crate) fn load_if_usable<R: Record>(self, name: &str) -> Option<R> {
         self.load(name).unwrap_or_else(|why| {
-            warn!("{why}; it starts empty");
+            let aside = self.set_aside(name);
+            warn!("{why}; it starts empty{aside}");
             None
         })
+    }
+
+    /// Keeps a record that cannot be used, and is about to be replaced, under another name. Returns
+    /// the end of a sentence about that. The first one stays: those after it began empty.
+    pub(crate) fn set_aside(self, name: &str) -> String {
+        let aside = self.0.join(format!("{name}.damaged"));
+        if aside.exists() {
+            return format!("; {} has an earlier one", aside.display());
+        }
+        // Not renamed: a record that is missing for a moment would count as empty.
+        match fs::copy(self.0.join(name), &aside) {
+            Ok(_) => format!("; {} is a copy", aside.display()),
+            Err(error) => {
+                let _ = fs::remove_file(&aside);
+                format!("; no copy of it can be kept: {error}")
+            }
+        }
     }
 
     /// Whether this user may not read the record, which does not imply that the daemon may not.
@@ -185,6 +203,24 @@ pub(crate) mod tests {
         }
         state.remove("a").unwrap();
         assert_eq!((load(), state.remove("a").is_ok()), (Ok(None), true));
+    }
+
+    /// Counters of years may be repaired by hand.
+    #[test]
+    fn a_damaged_record_that_starts_empty_is_kept_under_another_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir(directory.path());
+        let content = |name| fs::read(directory.path().join(name)).unwrap();
+        for damaged in ["first", "second"] {
+            fs::write(directory.path().join("a"), damaged).unwrap();
+            assert_eq!(state.load_if_usable::<Numbers>("a"), None);
+            assert_eq!(content("a"), damaged.as_bytes(), "it is there until it is replaced");
+            state.replace("a", &Numbers(vec![1])).unwrap();
+            assert_eq!(content("a.damaged"), b"first");
+            assert_eq!(state.load_if_usable("a"), Some(Numbers(vec![1])));
+        }
+        fs::remove_file(directory.path().join("a")).unwrap();
+        assert_eq!(state.load_if_usable::<Numbers>("a"), None);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use tracing::warn;
+
 use crate::blockdev::record::Record;
 use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
@@ -66,8 +68,13 @@ impl Served {
         directory: &Path,
         paths: &BTreeSet<PathBuf>,
     ) -> std::io::Result<Option<PreparedFile>> {
-        if matches!(Served::load(Some(directory)), Served::Known(kept) if kept == *paths) {
-            return Ok(None);
+        match Served::load(Some(directory)) {
+            Served::Known(kept) if kept == *paths => return Ok(None),
+            Served::Known(_) => {}
+            Served::Unknown(why) => {
+                let aside = StateDir(directory).set_aside(SERVED);
+                warn!("{why}; from now on it has the files of the configuration only{aside}");
+            }
         }
         StateDir(directory).prepare(SERVED, &Paths(paths.clone())).map(Some)
     }
@@ -164,6 +171,9 @@ mod tests {
             assert!(said.contains("may have been served before"), "{said}");
             assert!(Served::load(Some(directory.path())).contains(&path), "so it stays remembered");
         }
+        let damaged = fs::read(&list).unwrap();
+        remember(directory.path(), &BTreeSet::from([path.clone()]));
+        assert_eq!(fs::read(directory.path().join("served.damaged")).unwrap(), damaged);
         fs::remove_file(&list).unwrap();
         fs::create_dir(&list).unwrap();
         assert!(why().unwrap().contains("cannot be read"));
