@@ -16,7 +16,6 @@ use nvme::Nqn;
 use rdma::{Pool, SpinBudget};
 use tracing::{error, info, warn};
 
-use crate::blockdev::Torn;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Auto, Config, Missing, memory_estimate};
@@ -34,7 +33,7 @@ use crate::plural;
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
 use crate::provision::retry::{RetryTask, rewrite_records};
-use crate::provision::{PATIENCE, Provisioner, Transition};
+use crate::provision::{PATIENCE, Provisioner, Transition, torn};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
 use crate::reactor::{Parts, Reactor};
 use crate::state::group_records::GroupRecords;
@@ -458,7 +457,7 @@ impl RunningTarget {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
             "{}, pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + \
-             data {:.1} MiB); {} at {}\n{}{}",
+             data {:.1} MiB); {} at {}\n{}",
             plural::count(count, "reactor"),
             mib(plan.total_bytes() * count),
             plan.cells,
@@ -468,19 +467,12 @@ impl RunningTarget {
             plural::count(config.subsystems.len(), "subsystem"),
             config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             memory_estimate::sentence(config),
-            self.torn().map_or_else(String::new, |sentence| format!("\n{sentence}")),
         )
     }
 
     /// Warning about blocks that a power failure may leave half written, if any.
-    fn torn(&self) -> Option<String> {
-        let subsystems = self.registry.subsystems();
-        let all = subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s.nqn, n)));
-        let torn = all.filter(|(_, n)| !n.read_only).filter_map(|(nqn, n)| {
-            let place = format!("namespace {} of {nqn}", n.nsid);
-            Torn::of(place, n.block_bytes(), n.power_fail_atomic_bytes())
-        });
-        Torn::sentence(&torn.collect::<Vec<_>>())
+    pub fn torn(&self) -> Option<String> {
+        torn::of_all(&self.registry)
     }
 
     /// Reports all paths as inaccessible, and waits until then for hosts to use other paths;
@@ -792,7 +784,7 @@ mod tests {
             let mut subsystem = (*target.registry.subsystems()[0]).clone();
             subsystem.namespaces[0].geometry.power_fail_atomic_bytes = whole_bytes;
             target.registry.publish(Arc::new(subsystem));
-            target.summary()
+            target.torn().unwrap_or_default()
         };
         let named = "namespace 1 of nqn.2026-11.io.nvmfd:a (512 of 4096 bytes)";
         assert!(says(512).contains(named), "{}", says(512));

@@ -43,8 +43,8 @@ pub struct Status {
     pub unsaved_changes: u32,
     /// Changes that no longer apply to the configuration file, and are not in force.
     pub set_aside_changes: u32,
-    /// Warnings about the configuration, and about file systems whose backing files may still
-    /// allocate more than is free; a sentence each.
+    /// Warnings about the configuration, about file systems whose backing files may still allocate
+    /// more than is free, and about blocks that a power failure may tear; a sentence each.
     pub warnings: Vec<String>,
     /// The last reload; null before the first.
     #[serde(default)]

@@ -217,6 +217,9 @@ async fn begin(
     for line in target.summary().lines() {
         info!("{line}");
     }
+    if let Some(sentence) = target.torn() {
+        warn!("{sentence}");
+    }
     // Changes that the file contains now are dropped.
     if let Err(sentence) = declared.keep() {
         warn!("{sentence}");

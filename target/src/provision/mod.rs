@@ -18,6 +18,7 @@ mod probe;
 pub(crate) mod retry;
 mod rollback;
 pub(crate) mod snapshot;
+pub(crate) mod torn;
 mod transition;
 
 use std::collections::BTreeMap;
@@ -245,7 +246,7 @@ impl Provisioner {
         self.close(closed);
         self.catalogs.extend(catalogs);
         stores.keep();
-        let lines = stores.resize();
+        let mut lines = stores.resize();
         stores.set_faults(&configs);
         let mut subsystems = Vec::new();
         for config in &configs {
@@ -254,6 +255,10 @@ impl Provisioner {
                 self.usage_store.switched_on(&config.nqn);
             }
             let subsystem = self.snapshot(&stores, config);
+            // A start reports all of them at once.
+            if !self.stores.is_starting() {
+                lines.extend(warn_of_torn(&subsystem, running.as_deref()));
+            }
             if running.is_none_or(|running| *running != subsystem) {
                 subsystems.push(Arc::new(subsystem));
             }
@@ -324,10 +329,10 @@ impl Provisioner {
     fn publish_again(&self, nqn: &Nqn) {
         let config = self.merged(None).into_iter().find(|config| config.nqn == *nqn);
         // The subsystem may have been removed meanwhile.
-        let Some(config) = config.filter(|_| self.registry.subsystem(nqn).is_some()) else {
-            return;
-        };
-        let subsystems = vec![Arc::new(self.snapshot(&self.stores, &config))];
+        let Some((config, old)) = config.zip(self.registry.subsystem(nqn)) else { return };
+        let subsystem = self.snapshot(&self.stores, &config);
+        warn_of_torn(&subsystem, Some(&old));
+        let subsystems = vec![Arc::new(subsystem)];
         self.registry.change(Change { subsystems, ..Change::default() });
     }
 
@@ -590,6 +595,12 @@ impl Provisioner {
             reactor.send(Message::Detach(store.monitored.id));
         }
     }
+}
+
+/// Logs which namespaces have blocks that a power failure may tear, and had none before; returns the
+/// sentence.
+fn warn_of_torn(new: &Subsystem, old: Option<&Subsystem>) -> Option<String> {
+    torn::of_new(new, old).inspect(|sentence| warn!("{sentence}"))
 }
 
 /// Returns when every reactor has passed the barrier: a completion must not contradict what was

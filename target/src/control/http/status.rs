@@ -15,6 +15,7 @@ use crate::core::registry::Controller;
 use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::AnaStates;
 use crate::core::subsystem::ns_management::UnavailableNamespace;
+use crate::provision::torn;
 
 /// Shows the state of the daemon.
 #[utoipa::path(operation_id = "show_status", get, path = "/v1/status", responses((status = 200, body = Status)))]
@@ -45,6 +46,7 @@ pub(super) async fn status(State(managed): State<ControlHandle>) -> Json<Status>
         warnings: (config.warnings().into_iter())
             .chain(overcommitted)
             .chain(refused_version(&managed))
+            .chain(torn::of_all(&view.registry))
             .collect(),
         last_reload: running.last_reload.get(),
     })
