@@ -1,5 +1,6 @@
 //! Hosts that fail again and again are refused for a while.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,6 +92,25 @@ fn unfetched_authentication_failures_count_towards_throttling() {
     let (host, from) = (HOST.parse().unwrap(), "192.0.2.1".parse().unwrap());
     assert!(world.registry.is_throttled(from, &host, world.now));
     assert_eq!(world.shared.disconnects.list(None)[0].why.cause, Cause::BadAuthentication);
+}
+
+/// Failures at other addresses of an IPv6 subnet keep out those, not a host that has authenticated.
+#[test]
+fn a_host_that_has_authenticated_is_exempt_from_the_limit_of_its_ipv6_subnet() {
+    let (world, _directory) = world(GroupId::NULL);
+    let (host, from) = (HOST.parse().unwrap(), "2001:db8::1".parse().unwrap());
+    let visit = visit("2001:db8::1", world.now);
+    let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit).unwrap();
+    let fail = |n: u16| {
+        let neighbour = IpAddr::from([0x2001, 0xDB8, 0, 0, 0, 0, 1, n]);
+        world.registry.note_failed_proof(neighbour, host, world.now);
+    };
+    (0..64).for_each(fail);
+    assert!(world.registry.is_throttled(from, &host, world.now), "it has yet to authenticate");
+    world.registry.proved(&admission.association);
+    assert!(!world.registry.is_throttled(from, &host, world.now));
+    let other = "2001:db8::2".parse().unwrap();
+    assert!(world.registry.is_throttled(other, &host, world.now));
 }
 
 /// A host that begins, and is displaced by its own next attempt.

@@ -251,10 +251,9 @@ impl Registry {
             if association.is_closed() {
                 return;
             }
-            if let Some(source) =
-                table.associations.get(&association.id).map(AssociationEntry::source)
-            {
-                table.claims.forget(source);
+            if let Some(from) = table.associations.get(&association.id).map(|entry| entry.source) {
+                table.claims.forget(from.into());
+                table.throttle.note_proof(from, association.host);
             }
             association.set_proved();
             association.note_proof();
