@@ -47,6 +47,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::time::Instant;
 
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+
 pub use event::{Event, Incoming, Reason};
 pub use pool::{Buf, Pool, PoolPlan, Region, RemoteRegion};
 pub use source::Source;
@@ -242,6 +245,23 @@ pub struct QpLimits {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct FabricError(pub String);
+
+/// What to do where a process may open no more descriptors: the limit in force, and how to raise it.
+pub fn descriptor_remedy() -> String {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+    format!(
+        "too many open files; RLIMIT_NOFILE is {limit}: raise it (LimitNOFILE=4096 in the systemd \
+         unit, ulimit -n 4096 in a shell)"
+    )
+}
+
+/// An errno in a sentence, with the remedy where descriptors are missing.
+pub(crate) fn explained(e: Errno) -> String {
+    match e {
+        Errno::EMFILE => descriptor_remedy(),
+        _ => e.desc().to_owned(),
+    }
+}
 
 /// Advice of a provider to its driver. Correctness never depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

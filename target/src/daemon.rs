@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
-use rdma::{Pool, SpinBudget};
+use rdma::{FabricError, SpinBudget};
 use tracing::{error, info, warn};
 
 use crate::blockdev::blocking::BlockingPool;
@@ -35,7 +35,7 @@ use crate::provision::ns_catalog::Catalogs;
 use crate::provision::retry::{RetryTask, rewrite_records};
 use crate::provision::{PATIENCE, Provisioner, Transition, torn};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
-use crate::reactor::{Parts, Reactor};
+use crate::reactor::{Parts, Reactor, map_pool};
 use crate::state::group_records::GroupRecords;
 use crate::state::power::PowerLog;
 use crate::state::record::StateDir;
@@ -182,7 +182,11 @@ fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
 /// Creates a mailbox for each reactor.
 fn mailboxes(reactors: usize) -> Result<(Vec<Sender>, Vec<Mailbox>), Fatal> {
     let boxes = (0..reactors).map(|_| mailbox()).collect::<io::Result<_>>();
-    boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))
+    boxes.map_err(|error| {
+        let few = error.raw_os_error() == Some(libc::EMFILE);
+        let why = if few { rdma::descriptor_remedy() } else { error.to_string() };
+        Fatal(format!("no eventfd for a reactor: {why}"))
+    })
 }
 
 impl RunningTarget {
@@ -562,13 +566,13 @@ impl RunningTarget {
         let io_engine = config.reactor.io_engine;
         // On the thread of the reactor, so that memory is of the node of its CPU.
         let make = move || {
-            let pool =
-                Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
+            let failed = |error: FabricError| Fatal(error.to_string());
+            let pool = map_pool(plan).map_err(failed)?;
             let fabric = fabrics.make(index, pool.region().clone(), plan.receives);
             let parts = Parts {
                 index,
                 pool,
-                fabric: fabric.map_err(|error| Fatal(error.to_string()))?,
+                fabric: fabric.map_err(failed)?,
                 mailbox,
                 shared,
                 on_lost_address: Box::new(move |at| pending.add_lost(at)),

@@ -77,14 +77,20 @@ fn main() -> ExitCode {
         (Some(Job::Check { file: Some(file) }), config)
             if config.is_none() || is_of_environment =>
         {
-            control::check(&file)
+            check(&file)
         }
-        (Some(Job::Check { file: None }), Some(file)) => control::check(&file),
+        (Some(Job::Check { file: None }), Some(file)) => check(&file),
         (Some(Job::Announce { services, pause }), _) => logged(control::announce(&services, pause)),
         (Some(Job::InstallFiles { share }), _) => install_files(&share),
         (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Checks a configuration, within the limits of a start.
+fn check(file: &Path) -> bool {
+    raise_limits();
+    control::check(file)
 }
 
 /// Serves until a stop is requested. Logs the error if that fails.

@@ -1,6 +1,7 @@
 //! The command line of the daemon: what it prints where, and its exit codes.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,12 @@ fn a_good_configuration_is_printed_with_its_defaults() {
     let file = directory.path().join("nvmfd.toml");
     let disk = directory.path().join("disk.img");
     let text = fs::read_to_string(example()).unwrap();
-    fs::write(&file, text.replace("/var/lib/nvmfd/disk1.img", disk.to_str().unwrap())).unwrap();
+    fs::write(
+        &file,
+        text.replace("/var/lib/nvmfd/disk1.img", disk.to_str().unwrap())
+            .replace("0.0.0.0", "127.98.4.1"),
+    )
+    .unwrap();
     let file = file.to_str().unwrap();
     for arguments in
         [&["check", file][..], &["check", "--config", file], &["--config", file, "check"]]
@@ -150,7 +156,7 @@ fn check_reports_the_errors_that_a_start_would_report() {
     let check = |management: &str, uuid: &str, size: &str| {
         let text = format!(
             "state_directory = {:?}\n[management]\n{management}\n[[listener]]\naddress = \
-             \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
+             \"127.98.4.2\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
              true\n[[subsystem.namespace]]\nnsid = 1\npath = {:?}\nuuid = \
              \"00000000-0000-4000-8000-{uuid}\"\nsize = {size}\n",
             directory.path(),
@@ -187,6 +193,105 @@ fn check_reports_the_errors_that_a_start_would_report() {
     assert!(code == Some(1) && err.contains("changes that were made before"), "{err}");
 }
 
+/// A configuration that serves nothing but zeros; `more`: tables and keys at its beginning.
+fn null_config(directory: &Path, address: &str, more: &str) -> PathBuf {
+    let file = directory.join("nvmfd.toml");
+    let text = format!(
+        "provider = \"soft\"\n{more}\n[[listener]]\naddress = \"{address}\"\n[[subsystem]]\nnqn = \
+         \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind \
+         = \"null\"\nsize = \"1MiB\"\n"
+    );
+    fs::write(&file, text).unwrap();
+    file
+}
+
+/// Runs the daemon and its check under a limit of the shell: what each logs.
+fn limited(limit: &str, file: &Path) -> [String; 2] {
+    let file = file.to_str().unwrap();
+    [&["check", file][..], &["--config", file]].map(|arguments| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh"]);
+        let ran = shell.arg(env!("CARGO_BIN_EXE_nvmfd")).args(arguments).output().expect("it runs");
+        let log = String::from_utf8(ran.stderr).expect("text");
+        assert_eq!(ran.status.code(), Some(1), "{arguments:?}: {log}");
+        log
+    })
+}
+
+#[test]
+fn check_and_start_refuse_a_pool_that_cannot_be_mapped() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = "[management]\nenabled = false\n[memory]\ndata = \"16GiB\"";
+    let file = null_config(directory.path(), "127.98.4.11", more);
+    for log in limited("-v 8000000", &file) {
+        let named = log.contains("lower `data` or `receives` in [memory]");
+        assert!(named && log.contains("no memory for the pool of a reactor"), "{log}");
+    }
+}
+
+#[test]
+fn check_and_start_refuse_a_limit_of_too_few_descriptors() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = "[management]\nenabled = false\n[reactor]\nthreads = 4";
+    let file = null_config(directory.path(), "127.98.4.12", more);
+    for log in limited("-n 24", &file) {
+        assert!(log.contains("LimitNOFILE="), "the limit is named: {log}");
+    }
+}
+
+#[test]
+fn check_refuses_a_port_of_another_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = format!("state_directory = {:?}", directory.path());
+    let file = null_config(directory.path(), "127.98.4.13", &more);
+    let check = || nvmfd(&["check", file.to_str().unwrap()]);
+    let (code, _, log) = check();
+    assert_eq!((code, log.as_str()), (Some(0), ""));
+    let taken = std::net::UdpSocket::bind("127.98.4.13:4791").unwrap();
+    let (code, _, log) = check();
+    let told = log.contains("UDP port 127.98.4.13:4791 is in use by");
+    assert!(code == Some(1) && told && log.contains("[[listener]]"), "{log}");
+    drop(taken);
+    let wide = null_config(directory.path(), "0.0.0.0", &more);
+    let _beside = std::net::UdpSocket::bind("127.98.4.13:4791").unwrap();
+    let (_, _, log) = nvmfd(&["check", wide.to_str().unwrap()]);
+    assert!(!log.contains("is in use by"), "a socket at one address excludes no other: {log}");
+}
+
+/// By its state directory, by its socket, or not at all.
+#[test]
+fn check_accepts_the_ports_of_the_daemon_of_its_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let known = format!("state_directory = {:?}", directory.path());
+    let reached = format!("[management]\nsocket = {socket:?}");
+    for (number, more) in [(14, &*known), (15, &*reached), (16, "[management]\nenabled = false")] {
+        let file = null_config(directory.path(), &format!("127.98.4.{number}"), more);
+        let mut daemon = Command::new(env!("CARGO_BIN_EXE_nvmfd"));
+        daemon.arg("--config").arg(&file).env("RUNTIME_DIRECTORY", directory.path());
+        let mut daemon = daemon.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(daemon.stderr.take().unwrap());
+        let is_serving = log.lines().any(|line| line.is_ok_and(|line| line.contains(" serving")));
+        let (code, _, log) = nvmfd(&["check", file.to_str().unwrap()]);
+        kill(Pid::from_raw(daemon.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+        daemon.wait().unwrap();
+        assert!(is_serving && code == Some(0), "{more}: {log}");
+        let warns = log.contains("unless that is the daemon of this configuration");
+        assert_eq!(warns, number == 16, "{log}");
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+#[test]
+fn check_refuses_a_provider_that_is_not_built() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = null_config(directory.path(), "127.98.4.17", "");
+    let text = fs::read_to_string(&file).unwrap().replace("\"soft\"", "\"verbs\"");
+    fs::write(&file, text).unwrap();
+    let (code, _, log) = nvmfd(&["check", file.to_str().unwrap()]);
+    assert!(code == Some(1) && log.contains("this build has no provider \"verbs\""), "{log}");
+}
+
 /// Data written there do not survive a crash of the machine, or not as whole blocks.
 #[test]
 fn check_warns_of_volatile_and_non_atomic_backing_file_systems() {
@@ -195,7 +300,7 @@ fn check_warns_of_volatile_and_non_atomic_backing_file_systems() {
     let file = disk.path().join("nvmfd.toml");
     let check = |directory: &Path, block: u32| {
         let text = format!(
-            "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+            "[[listener]]\naddress = \"127.98.4.3\"\n[[subsystem]]\nnqn = \
              \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
              path = {:?}\nsize = \"1MiB\"\nblock_size = {block}\n",
             directory.join("disk.img")
@@ -313,7 +418,7 @@ fn a_check_looks_at_the_key_files() {
     let directory = tempfile::tempdir().unwrap();
     let (file, key) = (directory.path().join("nvmfd.toml"), directory.path().join("key"));
     let text = format!(
-        "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\n\
+        "[[listener]]\naddress = \"127.98.4.4\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\n\
          allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = 4096\n\
          [[host]]\nnqn = \"nqn.2026-11.host:a\"\ndhchap_key_file = \"{}\"\n",
         key.display()
@@ -341,7 +446,7 @@ fn check_reads_the_record_of_hosts_with_revoked_keys() {
     let (file, state) = (directory.path().join("nvmfd.toml"), directory.path().join("state"));
     fs::create_dir(&state).unwrap();
     let text = format!(
-        "state_directory = {state:?}\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+        "state_directory = {state:?}\n[[listener]]\naddress = \"127.98.4.5\"\n[[subsystem]]\nnqn = \
          \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
          kind = \"null\"\nsize = 4096\n"
     );

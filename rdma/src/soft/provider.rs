@@ -200,6 +200,15 @@ impl Group {
         Ok(Group(Arc::new(Shared::new(count, options)?)))
     }
 
+    /// Binds the sockets with which the group would listen at an address. They are closed when the
+    /// value is dropped, and no fabric uses them.
+    ///
+    /// # Errors
+    /// As [`Fabric::listen`].
+    pub fn reserve(&self, at: SocketAddr) -> Result<impl Sized + use<>, FabricError> {
+        self.0.reserve(at)
+    }
+
     /// Creates the fabric with this index (below the group's count; each once). Its buffers are
     /// those of `region`. It opens no socket before `listen` or `connect`; if one of the group
     /// listens, all do.

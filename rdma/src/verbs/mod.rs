@@ -50,7 +50,7 @@ use work_requests::{Flight, FlightTable};
 
 use crate::{
     Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Fault, Incoming, Initiator, Qp,
-    QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, limits,
+    QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, explained, limits,
 };
 
 /// Completions fetched at once.
@@ -148,7 +148,7 @@ impl Verbs {
     pub fn new(region: Arc<Region>, load: Load) -> Result<Verbs, FabricError> {
         let api = Api::get().map_err(FabricError)?;
         let channel = EventChannel::new(api).map_err(|e| no_device(Some(e)))?;
-        let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
+        let failed = |e| FabricError(format!("cannot make an epoll instance: {}", explained(e)));
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         epoll
             .add(channel.fd(), EpollEvent::new(EpollFlags::EPOLLIN, CONNECTIONS))

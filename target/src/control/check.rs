@@ -1,5 +1,7 @@
 //! `nvmfd check`: the dry run. Reads a configuration and probes the files that it names.
 
+mod resources;
+
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -65,6 +67,7 @@ pub fn check(file: &Path) -> bool {
     good &= management(config);
     good &= capture(config, will_own);
     good &= keys(config);
+    good &= resources::are_available(config);
     // A closed stdout is no error.
     let _ = write!(io::stdout(), "{config}");
     good
@@ -183,7 +186,7 @@ fn usable_state_directory(config: &Config) -> Option<&Path> {
 
 /// Whether a daemon has locked the state directory: it has the files, devices and addresses too.
 fn is_served(config: &Config) -> bool {
-    config.state_directory.as_deref().is_some_and(StateDirLock::is_held)
+    config.state_directory.as_deref().and_then(StateDirLock::is_held) == Some(true)
 }
 
 /// Checks what the management API needs to start: its group, socket and address.

@@ -90,7 +90,16 @@ impl Choice {
         capture: Option<Capture>,
     ) -> Result<Fabrics, FabricError> {
         Ok(match self {
+            #[cfg(feature = "verbs")]
             Choice::Verbs => Fabrics::Verbs,
+            #[cfg(not(feature = "verbs"))]
+            Choice::Verbs => {
+                return Err(FabricError(
+                    "this build has no provider \"verbs\": build it with that feature, or write \
+                     provider = \"soft\""
+                        .into(),
+                ));
+            }
             Choice::Soft => {
                 let Options { config, .. } = Options::default();
                 let source_ports = soft.source_ports;
@@ -105,11 +114,21 @@ impl Choice {
 /// Source of the fabrics of the reactors.
 #[derive(Debug)]
 pub(crate) enum Fabrics {
+    #[cfg(feature = "verbs")]
     Verbs,
     Soft(Group, Option<Capture>),
 }
 
 impl Fabrics {
+    /// The group of the provider `soft`.
+    pub(crate) fn group(&self) -> Option<&Group> {
+        match self {
+            #[cfg(feature = "verbs")]
+            Fabrics::Verbs => None,
+            Fabrics::Soft(group, _) => Some(group),
+        }
+    }
+
     /// Creates the fabric of the reactor with this index, whose pool has this number of receives.
     pub(crate) fn make(
         &self,
@@ -124,16 +143,9 @@ impl Fabrics {
                 let load = rdma::verbs::Load { receives, sends };
                 Ok(Box::new(rdma::verbs::Verbs::new(region, load)?))
             }
-            #[cfg(not(feature = "verbs"))]
-            Fabrics::Verbs => {
-                let _ = receives;
-                Err(FabricError(
-                    "this build has no provider \"verbs\": build it with that feature, or use \
-                     \"soft\""
-                        .into(),
-                ))
-            }
             Fabrics::Soft(group, capture) => {
+                #[cfg(not(feature = "verbs"))]
+                let _ = receives;
                 let mut soft = group.fabric(index as u32, region)?;
                 if let Some(capture) = capture {
                     soft.capture_to(capture.clone());

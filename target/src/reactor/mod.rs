@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rdma::{AdaptivePoller, Event, Fabric, Pool, SpinBudget, Wake};
+use rdma::{AdaptivePoller, Event, Fabric, FabricError, Pool, PoolPlan, Region, SpinBudget, Wake};
 use tracing::warn;
 
 use crate::blockdev::uring::{Ring, RingLimits};
@@ -75,6 +75,34 @@ pub(crate) struct Reactor {
     woken: Vec<u32>,
 }
 
+/// Maps the pool of a reactor.
+pub(crate) fn map_pool(plan: PoolPlan) -> Result<Pool, FabricError> {
+    Pool::new(plan).map_err(|error| {
+        let mib = plan.total_bytes() as f64 / f64::from(1 << 20);
+        FabricError(format!(
+            "no memory for the pool of a reactor, {mib:.1} MiB: {error}; lower `data` or \
+             `receives` in [memory], or raise the limit of virtual memory (ulimit -v; systemd: \
+             LimitAS=infinity)"
+        ))
+    })
+}
+
+/// Creates the ring of a reactor.
+pub(crate) fn make_ring(
+    region: Arc<Region>,
+    limits: RingLimits,
+    engine: IoEngine,
+) -> io::Result<Ring> {
+    let denied = [io::ErrorKind::PermissionDenied, io::ErrorKind::Unsupported];
+    Ring::new(region, limits, engine).map_err(|error| match denied.contains(&error.kind()) {
+        true => io::Error::new(
+            error.kind(),
+            format!("{error}, or write io_engine = \"auto\" in [reactor]"),
+        ),
+        false => error,
+    })
+}
+
 impl Reactor {
     /// Creates the ring; must run on the reactor's thread.
     ///
@@ -84,7 +112,7 @@ impl Reactor {
         // A slot has at most one device operation in flight, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
         let limits = RingLimits { ops, backings: DeviceId::COUNT };
-        let ring = Ring::new(parts.pool.region().clone(), limits, parts.io_engine)?;
+        let ring = make_ring(parts.pool.region().clone(), limits, parts.io_engine)?;
         Ok(Reactor {
             ring,
             queues: PollGroup::new(parts.index, parts.limits, Instant::now()),

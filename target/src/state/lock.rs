@@ -20,10 +20,13 @@ pub(crate) struct StateDirLock {
 }
 
 impl StateDirLock {
-    /// Whether a daemon has locked the directory, as far as that can be seen. Does not lock it.
-    pub(crate) fn is_held(directory: &Path) -> bool {
-        let file = File::open(directory.join(NAME));
-        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    /// Whether a daemon has locked the directory; `None` if this user cannot see it. Does not lock
+    /// it.
+    pub(crate) fn is_held(directory: &Path) -> Option<bool> {
+        match File::open(directory.join(NAME)) {
+            Ok(file) => Some(matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))),
+            Err(error) => (error.kind() == io::ErrorKind::NotFound).then_some(false),
+        }
     }
 
     /// Locks the directory; `None` if its file system is read-only: no daemon can write there.

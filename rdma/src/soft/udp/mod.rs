@@ -26,7 +26,7 @@ use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
 use super::wire::icrc::{Flow, train_identification};
 use super::wire::tx_packet::Payload;
 use crate::log_interval::LogInterval;
-use crate::{FabricError, Region, ZonedIp};
+use crate::{FabricError, Region, ZonedIp, explained};
 use gso_fallback::Singles;
 use reuseport_group::Misdelivered;
 pub(crate) use reuseport_group::Shared;
@@ -120,7 +120,7 @@ pub(super) struct Udp {
 impl Udp {
     /// The sockets of the fabric with this index in its group.
     pub(super) fn new(shared: Arc<Shared>, index: u32) -> Result<Udp, FabricError> {
-        let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
+        let failed = |e| FabricError(format!("cannot make an epoll instance: {}", explained(e)));
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         let eventfd = shared.eventfd(index);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, eventfd.as_raw_fd() as u64);

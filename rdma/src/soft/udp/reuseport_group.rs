@@ -19,8 +19,8 @@ use super::super::wire::ipv4_id::Pairs;
 use super::port_users::refuse_another;
 use super::socket::{Bound, SocketError};
 use super::sockopt::Steering;
-use crate::FabricError;
 use crate::zone::scope_id;
+use crate::{FabricError, explained};
 
 /// Maximum of bytes received by another fabric that wait to be fetched (plus one train); more are
 /// dropped, as the network may drop them.
@@ -109,7 +109,7 @@ impl Shared {
         };
         let members: nix::Result<Vec<_>> = (0..count.max(1)).map(|_| member()).collect();
         let members = members
-            .map_err(|e| FabricError(format!("no eventfd for a soft fabric: {}", e.desc())))?;
+            .map_err(|e| FabricError(format!("no eventfd for a soft fabric: {}", explained(e))))?;
         let state = Mutex::default();
         let pairs = Arc::new(Pairs::new(count));
         Ok(Shared { options, changes: AtomicU64::new(0), state, members, pairs })
@@ -183,6 +183,19 @@ impl Shared {
             address.keep();
             return Ok(());
         }
+        let address = self.bind(at, stays)?;
+        self.report(&address);
+        state.addresses.push(address);
+        Ok(())
+    }
+
+    /// Binds the sockets of an address for the caller only.
+    pub(crate) fn reserve(&self, at: SocketAddr) -> Result<impl Sized + use<>, FabricError> {
+        self.bind(at, false)
+    }
+
+    fn bind(&self, at: SocketAddr, stays: bool) -> Result<Address, FabricError> {
+        let ip = at.ip();
         let bind = || -> Result<Address, SocketError> {
             refuse_another(ip, &[])?;
             let steering = Steering::new(self.count());
@@ -197,10 +210,7 @@ impl Shared {
             let (fetched, idle) = (none.clone(), none);
             Ok(Address { ip, sockets, fetched, idle, closing: false, stays })
         };
-        let address = bind().map_err(|refusal| FabricError(refusal.sentence(ip)))?;
-        self.report(&address);
-        state.addresses.push(address);
-        Ok(())
+        bind().map_err(|refusal| FabricError(refusal.sentence(ip)))
     }
 
     fn report(&self, address: &Address) {

@@ -20,6 +20,7 @@ use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 use super::super::config::{FIRST_SOURCE_PORT, Options, ROCE_PORT};
 use super::super::udp::train::Way;
 use super::sockopt::{Control, Memory, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
+use crate::descriptor_remedy;
 use crate::zone::scope_id;
 
 /// Memory of a message of connection management in a send buffer, at most, as the kernel counts it:
@@ -278,7 +279,9 @@ impl From<Errno> for SocketError {
 
 impl SocketError {
     pub(super) fn sentence(&self, address: IpAddr) -> String {
-        if let SocketError::Source(port, e) = self {
+        if let SocketError::Source(port, e) = self
+            && e.raw_os_error() != Some(libc::EMFILE)
+        {
             return format!(
                 "cannot send from UDP port {port} at {address}: {e} (see `ss -lunp sport = :{port}`)"
             );
@@ -291,7 +294,10 @@ impl SocketError {
             SocketError::System(e) if e.kind() == ErrorKind::PermissionDenied => {
                 format!("the system forbids it ({e}): look at its security policy")
             }
-            SocketError::System(e) | SocketError::Source(_, e) => e.to_string(),
+            SocketError::System(e) | SocketError::Source(_, e) => {
+                let errno = e.raw_os_error().map(Errno::from_raw);
+                if errno == Some(Errno::EMFILE) { descriptor_remedy() } else { e.to_string() }
+            }
         };
         format!("cannot open UDP port {ROCE_PORT}, that of RoCEv2, at {address}: {remedy}")
     }

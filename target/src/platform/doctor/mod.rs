@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Provider};
 
+pub(crate) use ports::{PortHolder, ROCE_PORT, is_bound, port_holder};
 pub use sandbox::examine_sandbox;
 pub use unit_user::assume_unit_user;
 

@@ -10,7 +10,7 @@ use super::{Finding, may_be_soft};
 use crate::config::Config;
 
 /// UDP port of RoCEv2.
-const ROCE: u16 = 4791;
+pub(crate) const ROCE_PORT: u16 = 4791;
 
 pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     let any = || vec![SocketAddr::from(([0, 0, 0, 0], 4420))];
@@ -18,10 +18,10 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if may_be_soft(config) {
         let refused = listeners.iter().find_map(|at| {
-            let at = SocketAddr::new(at.ip(), ROCE);
+            let at = SocketAddr::new(at.ip(), ROCE_PORT);
             UdpSocket::bind(at).err().filter(is_in_use).map(|_| at)
         });
-        findings.push(roce_port(refused, refused.and_then(holder)));
+        findings.push(roce_port(refused, refused.and_then(port_holder)));
     }
     let configfs = "/sys/kernel/config/nvmet/ports";
     let ports = names(configfs).into_iter().map(|port| {
@@ -40,30 +40,35 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     findings
 }
 
+/// Tables of UDP sockets.
+const TABLES: [&str; 2] = ["/proc/net/udp", "/proc/net/udp6"];
+
 fn is_in_use(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
 }
 
-/// Checks for users of the port.
+/// A user of the port.
 #[derive(PartialEq, Eq, Debug)]
-enum Holder {
+pub(crate) enum PortHolder {
+    /// A socket of the kernel.
     Kernel,
+    /// Its id and name.
     Process(u32, String),
 }
 
-fn roce_port(refused: Option<SocketAddr>, holder: Option<Holder>) -> Finding {
+fn roce_port(refused: Option<SocketAddr>, holder: Option<PortHolder>) -> Finding {
     let check = "port 4791";
     let Some(at) = refused else { return Finding::ok(check, "UDP port 4791 is free") };
     match holder {
-        Some(Holder::Process(pid, name)) if name == "nvmfd" => {
+        Some(PortHolder::Process(pid, name)) if name == "nvmfd" => {
             Finding::ok(check, format!("UDP port 4791 is nvmfd's (process {pid})"))
         }
-        Some(Holder::Process(pid, name)) => Finding::problem(
+        Some(PortHolder::Process(pid, name)) => Finding::problem(
             check,
             format!("{at} is in use by {name} (process {pid})"),
             format!("stop it, or have it use another address: see systemctl status {pid}"),
         ),
-        Some(Holder::Kernel) => Finding::problem(
+        Some(PortHolder::Kernel) => Finding::problem(
             check,
             format!("{at} is in use by the kernel: rdma_rxe has a device"),
             "remove it to serve with \"soft\" (rdma link; rdma link delete NAME), or serve with \
@@ -77,12 +82,16 @@ fn roce_port(refused: Option<SocketAddr>, holder: Option<Holder>) -> Finding {
     }
 }
 
+/// Whether a socket is bound to exactly this address and UDP port, which excludes a listener there.
+pub(crate) fn is_bound(at: SocketAddr) -> bool {
+    TABLES.iter().any(|path| sockets(&read(path)).any(|(local, _)| local == at))
+}
+
 /// Returns the user of a UDP port that keeps others from this address, as far as it can be determined.
-fn holder(at: SocketAddr) -> Option<Holder> {
-    let tables = ["/proc/net/udp", "/proc/net/udp6"];
-    let inode = tables.iter().find_map(|path| inode(&read(path), at))?;
+pub(crate) fn port_holder(at: SocketAddr) -> Option<PortHolder> {
+    let inode = TABLES.iter().find_map(|path| inode(&read(path), at))?;
     if inode == 0 {
-        return Some(Holder::Kernel);
+        return Some(PortHolder::Kernel);
     }
     let link = format!("socket:[{inode}]");
     let pids = names("/proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
@@ -91,7 +100,7 @@ fn holder(at: SocketAddr) -> Option<Holder> {
         let has = fds.flatten().any(|fd| {
             fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link.as_str())
         });
-        has.then(|| Holder::Process(pid, read(&format!("/proc/{pid}/comm")).trim().to_owned()))
+        has.then(|| PortHolder::Process(pid, read(&format!("/proc/{pid}/comm")).trim().to_owned()))
     })
 }
 
@@ -105,10 +114,15 @@ fn inode(table: &str, at: SocketAddr) -> Option<u64> {
                 || local.ip().is_unspecified()
                 || at.ip().is_unspecified() && at.is_ipv4() == local.is_ipv4())
     };
-    let row = table
-        .lines()
-        .find(|row| row.split_whitespace().nth(1).and_then(address).is_some_and(excludes))?;
-    row.split_whitespace().nth(9)?.parse().ok()
+    sockets(table).find(|(local, _)| excludes(*local)).map(|(_, inode)| inode)
+}
+
+/// Addresses and inodes of the sockets in a table.
+fn sockets(table: &str) -> impl Iterator<Item = (SocketAddr, u64)> {
+    table.lines().filter_map(|row| {
+        let mut fields = row.split_whitespace();
+        Some((address(fields.nth(1)?)?, fields.nth(7)?.parse().ok()?))
+    })
 }
 
 /// An address as in `/proc/net`: words of 32 bits in the byte order of the machine.
@@ -218,10 +232,10 @@ mod tests {
     fn the_holder_of_the_roce_port_is_reported() {
         let at = Some("192.0.2.1:4791".parse().unwrap());
         says(&roce_port(None, None), Fine, "free");
-        let process = |name: &str| Some(Holder::Process(77, name.to_owned()));
+        let process = |name: &str| Some(PortHolder::Process(77, name.to_owned()));
         says(&roce_port(at, process("nvmfd")), Fine, "nvmfd's (process 77)");
         says(&roce_port(at, process("other")), Problem, "other (process 77)");
-        says(&roce_port(at, Some(Holder::Kernel)), Problem, "rdma_rxe");
+        says(&roce_port(at, Some(PortHolder::Kernel)), Problem, "rdma_rxe");
         says(&roce_port(at, None), Problem, "unknown process");
     }
 
@@ -256,9 +270,9 @@ mod tests {
         let held = UdpSocket::bind("127.0.0.1:0").unwrap();
         let at = held.local_addr().unwrap();
         assert!(is_in_use(&UdpSocket::bind(at).unwrap_err()));
-        let Some(Holder::Process(pid, name)) = holder(at) else { panic!("nobody has it") };
+        let Some(PortHolder::Process(pid, name)) = port_holder(at) else { panic!("nobody has it") };
         assert_eq!((pid, name.is_empty()), (std::process::id(), false));
-        assert_eq!(holder(SocketAddr::new("127.0.0.2".parse().unwrap(), at.port())), None);
+        assert_eq!(port_holder(SocketAddr::new("127.0.0.2".parse().unwrap(), at.port())), None);
     }
 
     #[test]
