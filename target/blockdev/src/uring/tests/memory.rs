@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvme::status::Status;
+use proptest::prelude::*;
 
 use super::{Bench, SIZE, STORE, every_operation};
 use crate::uring::*;
@@ -190,4 +191,57 @@ fn a_null_device_always_reads_as_zeros() {
     }
     let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
     assert_eq!(bench.write(SIZE, 512, 1, false), outside);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Buffers are shared with all hosts and devices: whatever was in them is never sent.
+    #[test]
+    fn a_null_device_reads_as_zeros_after_any_traffic_of_the_pool(
+        steps in proptest::collection::vec((0u8..5, 1u32..=256, 0usize..1 << 17, 1u8..), 1..80)
+    ) {
+        const FILE: DeviceId = DeviceId(2);
+        let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
+        let file = bench.file("disk.img", 512);
+        fs::write(bench.path("disk.img"), vec![0xAB; SIZE as usize]).unwrap();
+        bench.ring.attach(FILE, file).unwrap();
+        let mut held = Vec::new();
+        for (what, blocks, at, byte) in steps {
+            let Some(mut buf) = bench.pool.take_data(blocks * 512) else { continue };
+            match what {
+                // One byte of a host, and all of them.
+                0 => {
+                    let at = at % buf.len() as usize;
+                    bench.pool.bytes_mut(&mut buf)[at] = byte;
+                    bench.pool.give(buf);
+                }
+                1 => {
+                    bench.pool.bytes_mut(&mut buf).fill(byte);
+                    bench.pool.give(buf);
+                }
+                2 => {
+                    BlockDevice::submit(&mut bench.ring, FILE, 0, IoRequest::Read { into: buf, at: 0 });
+                    let done = bench.await_done(1).pop().unwrap();
+                    prop_assert_eq!(done.outcome, Ok(()));
+                    bench.pool.give(done.buf.unwrap());
+                }
+                // Others are at another place meanwhile.
+                3 => {
+                    held.push(buf);
+                    if held.len() > 4 {
+                        bench.pool.give(held.swap_remove(at % 4));
+                    }
+                }
+                _ => {
+                    bench.submit(IoRequest::Read { into: buf, at: 0 });
+                    let done = bench.await_done(1).pop().unwrap();
+                    prop_assert_eq!(done.outcome, Ok(()));
+                    let buf = done.buf.unwrap();
+                    prop_assert!(bench.pool.bytes(&buf).iter().all(|byte| *byte == 0));
+                    bench.pool.give(buf);
+                }
+            }
+        }
+        held.into_iter().for_each(|buf| bench.pool.give(buf));
+    }
 }
