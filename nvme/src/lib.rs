@@ -303,6 +303,7 @@ pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod ids;
+pub mod lba_status;
 pub mod log;
 pub mod namespace_management;
 pub mod nqn;

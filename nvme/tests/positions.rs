@@ -5,6 +5,7 @@
 use nvme::fabrics::*;
 use nvme::feature::*;
 use nvme::identify::*;
+use nvme::lba_status::*;
 use nvme::log::*;
 use nvme::property::*;
 use nvme::reservation::*;
@@ -55,6 +56,8 @@ positions! {
         sgls 536 4, mnan 540 4, maxdna 544 16, maxcna 560 4, subnqn 768 256, ioccsz_16 1792 4,
         iorcsz_16 1796 4, icdoff_16 1800 2, fcatt 1802 1, msdbd 1803 1, ofcs 1804 2, dctype 1806 1,
     }
+    lba_status_header: LbaStatusHeader { nlsd 0 4, cmpc 4 1, }
+    lba_status_descriptor: LbaStatusDescriptor { dslba 0 8, nlb_z 8 4, status 13 1, }
     power_state: PowerState {
         max_power 0 2, flags 3 1, entry_us 4 4, exit_us 8 4, rrt 12 1, rrl 13 1, rwt 14 1, rwl 15 1,
         idle_power 16 2, idle_scale 18 1, active_power 20 2, active_scale 22 1,

@@ -17,6 +17,8 @@ mod copy;
 mod formatting;
 #[path = "loopback/judges.rs"]
 mod judges;
+#[path = "loopback/lba_status.rs"]
+mod lba_status;
 #[path = "loopback/link.rs"]
 mod link;
 #[path = "loopback/managed.rs"]

@@ -14,6 +14,7 @@ mod device;
 pub mod durable;
 mod erase;
 mod errno;
+mod extents;
 pub(crate) mod fault_injection;
 mod health;
 mod hold;
@@ -44,6 +45,7 @@ pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;
 pub use device::BackingDevice;
 pub use errno::OpKind;
+pub use extents::{AllocatedExtents, ExtentSearch};
 pub use fault_injection::InjectedFault;
 pub use health::{Detached, Health};
 pub use hold::{Inode, rollback_copy};
@@ -55,6 +57,8 @@ pub use open_error::OpenError;
 pub use owner_file::another_machine;
 pub use reflink::{Reflink, ReflinkError, remove_snapshot};
 pub use step::Space;
+
+use std::sync::Weak;
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};
@@ -189,5 +193,10 @@ pub trait BlockDevice {
     /// Requests many cancellations, of different operations, in ascending order of their tags.
     fn recall_all(&mut self, requests: &[CancelRequest]) {
         requests.iter().for_each(|request| self.recall(request.tag, request.of));
+    }
+
+    /// The backing store, if it may have blocks that are not allocated.
+    fn searchable(&self, _backing: DeviceId) -> Option<Weak<BackingDevice>> {
+        None
     }
 }

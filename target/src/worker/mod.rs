@@ -4,6 +4,7 @@ mod auth;
 pub(crate) mod gateway;
 pub mod ns_management;
 pub mod ns_state;
+mod search;
 
 use std::sync::mpsc::Sender;
 
@@ -18,6 +19,7 @@ use crate::core::sched::offload::Job;
 use auth::AuthWorker;
 use ns_management::NamespaceAdminMessage;
 use ns_state::NamespaceStateMessage;
+use search::SearchWorker;
 
 /// Senders of jobs to the worker threads. The one for authentication starts with the first job;
 /// jobs of a missing worker are rejected.
@@ -25,6 +27,7 @@ use ns_state::NamespaceStateMessage;
 pub struct Workers {
     ns_state: Option<Sender<NamespaceStateMessage>>,
     ns_management: Option<Sender<NamespaceAdminMessage>>,
+    search: SearchWorker,
     auth: AuthWorker,
 }
 
@@ -56,6 +59,7 @@ impl Offload for Workers {
                 let message = NamespaceAdminMessage::Order(job);
                 self.ns_management.as_ref().is_some_and(|worker| worker.send(message).is_ok())
             }
+            Job::Search(job) => self.search.submit(job),
             Job::Authenticate(job) => self.auth.submit(job),
         }
     }

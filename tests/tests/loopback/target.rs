@@ -168,6 +168,14 @@ block_size = 512
         Host::connect(self.options(io_queues), self.setup()).expect("connected")
     }
 
+    /// The same from another address than [`TestTarget::source`], for a second host at a time.
+    pub(crate) fn connect_elsewhere(&self, io_queues: u16) -> Host {
+        let source = self.address().trim_end_matches('1').to_owned() + "10";
+        let source = Some(source.parse().expect("an address"));
+        let setup = HostOptions { source, ..self.setup() };
+        Host::connect(self.options(io_queues), setup).expect("connected")
+    }
+
     /// Runs `nvmf COMMAND` towards this target and its subsystem, as an admitted host.
     pub(crate) fn nvmf(&self, command: &str, args: &[&str]) -> Ran {
         self.nvmf_bare(command, &[&["-n", SUBSYSTEM, "-q", HOST], args].concat())

@@ -57,7 +57,7 @@ mod worker_quota;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, Weak};
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
@@ -584,6 +584,10 @@ impl BlockDevice for Ring {
     fn recall_all(&mut self, requests: &[crate::CancelRequest]) {
         self.flights.cancel_all(requests);
         self.vacate();
+    }
+
+    fn searchable(&self, backing: DeviceId) -> Option<Weak<BackingDevice>> {
+        self.flights.attached(backing).filter(|store| store.may_have_holes()).map(Arc::downgrade)
     }
 }
 

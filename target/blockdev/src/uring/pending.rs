@@ -261,6 +261,12 @@ impl Flights {
         self.by_id.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
+    /// The store that is attached under this id.
+    pub fn attached(&self, id: DeviceId) -> Option<&Arc<BackingDevice>> {
+        let index = (*self.by_id.get(id.0 as usize)?)?;
+        Some(&self.attachments.get(index as usize)?.as_ref()?.backing)
+    }
+
     pub(super) fn parts(&self, slot: u32) -> Option<(&PendingIo, &Attachment)> {
         let flight = self.slots.get(slot as usize)?.as_ref()?;
         Some((flight, self.attachments[flight.attachment as usize].as_ref()?))

@@ -8,7 +8,9 @@ use std::time::Instant;
 use nvme::persistent_event::TimestampChange;
 use nvme::{AdminOpcode, Nqn, Sqe, Status};
 
-use super::{CapsuleInfo, Plan, features, format_nvm, identify, log_page, no_data, ns_management};
+use super::{
+    CapsuleInfo, Plan, features, format_nvm, identify, lba_status, log_page, no_data, ns_management,
+};
 use crate::controller::{ABORTS, Controller, ControllerState, discovery};
 use crate::subsystem::power::Power;
 
@@ -52,6 +54,7 @@ pub fn plan(
             ns_management::plan(sqe, controller, env.received)
         }
         AdminOpcode::FORMAT_NVM => format_nvm::plan(sqe, controller),
+        AdminOpcode::GET_LBA_STATUS => lba_status::plan(sqe, controller, env.received),
         AdminOpcode::ABORT if !controller.is_discovery() => abort(sqe, controller),
         _ => Err(Status::INVALID_OPCODE.with_dnr()),
     }
@@ -260,7 +263,7 @@ pub(crate) mod tests {
 
     #[test]
     fn unknown_opcodes_fail_with_invalid_opcode() {
-        let served = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18];
+        let served = [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x86];
         let (mut nvm, mut discovery) = (nvm(), discovery_controller());
         for opcode in 0..=u8::MAX {
             let sqe = command(opcode);
@@ -269,7 +272,8 @@ pub(crate) mod tests {
                 Ok(_) => false,
             };
             assert_eq!(unknown(&ask(sqe, &mut nvm)), !served.contains(&opcode), "{opcode:#x}");
-            let known = served.contains(&opcode) && opcode != AdminOpcode::ABORT.0;
+            let of_namespaces = [AdminOpcode::ABORT.0, AdminOpcode::GET_LBA_STATUS.0];
+            let known = served.contains(&opcode) && !of_namespaces.contains(&opcode);
             assert_eq!(unknown(&ask(sqe, &mut discovery)), !known, "{opcode:#x}");
         }
     }
@@ -337,7 +341,7 @@ pub(crate) mod tests {
         let near = (
             prop::array::uniform32(any::<u8>()),
             prop::array::uniform32(any::<u8>()),
-            prop::sample::select(vec![0x02u8, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18]),
+            prop::sample::select(vec![0x02u8, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x86]),
             prop::sample::select(vec![0u32, 1, 2, 3, 7, 1024, 1025, u32::MAX - 1, u32::MAX]),
             (any::<bool>(), 0u8..0x20, any::<bool>(), 0u32..=0x2_0000),
             prop::sample::select(vec![0x40u8, 0x4F, 0x01]),
@@ -372,6 +376,12 @@ pub(crate) mod tests {
             Plan::Give { page, to } => {
                 assert!(page.len() <= to.len as usize, "a page longer than asked for");
                 assert!(to.len <= sgl_bytes && to.len <= received.mdts_bytes);
+            }
+            Plan::LbaStatus(query) => {
+                assert!(query.to.len <= sgl_bytes && query.to.len <= received.mdts_bytes);
+                assert!(query.search.at < query.search.end);
+                let room = query.search.most * 16 + 8;
+                assert!(room <= query.to.len as usize || query.search.most == 0);
             }
             Plan::SetFeature { from } => {
                 assert!(from.len_bytes() <= sgl_bytes);

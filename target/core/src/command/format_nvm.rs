@@ -158,7 +158,7 @@ mod tests {
             let identify = Identify::new(Cns::CONTROLLER, 0).emit(keyed(4096));
             let page = given(ask(identify, &mut controller)).try_into().unwrap();
             let found = IdentifyController::parse(&page);
-            assert_eq!((found.oacs, found.fna), (oacs, fna));
+            assert_eq!((found.oacs & OACS, found.fna), (oacs, fna));
         }
     }
 

@@ -12,7 +12,9 @@ use nvme::identify::{
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
 use super::admin::AdminContext;
-use super::{Plan, SQE_BYTES, copy, destination, format_nvm, io_hints, ns_management, sgl};
+use super::{
+    Plan, SQE_BYTES, copy, destination, format_nvm, io_hints, lba_status, ns_management, sgl,
+};
 use crate::controller::aer::{Event, REQUESTS};
 use crate::controller::association::ERROR_LOG_ENTRIES;
 use crate::controller::{
@@ -192,7 +194,8 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
         cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
         oaes: AsyncEventConfig(Event::NamespaceAttribute.enable_bit() | Event::Ana.enable_bit()),
         cntrltype: ControllerType::IO,
-        oacs: if subsystem.allows_format() { format_nvm::OACS } else { 0 }
+        oacs: lba_status::OACS
+            | if subsystem.allows_format() { format_nvm::OACS } else { 0 }
             | if subsystem.management.is_some() { ns_management::OACS } else { 0 },
         tnvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.grant.quota_bytes.into()),
         unvmcap_bytes: subsystem.management.as_ref().map_or(0, |m| m.left_bytes().into()),
@@ -447,7 +450,7 @@ mod tests {
         assert_eq!((found.sgls.0, found.mnan), (0x0010_0005, 1024));
         assert_eq!(found.subnqn.nqn(), "nqn.2026-11.io.nvmfd:test".parse());
         assert_eq!((found.ioccsz_16, found.iorcsz_16, found.icdoff_16), (516, 1, 0));
-        assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 4, 0, 0));
+        assert_eq!((found.fcatt, found.msdbd, found.oacs, found.rtd3e_us), (0, 4, 1 << 9, 0));
         assert_eq!([found.crdt1_100ms, found.crdt2_100ms, found.crdt3_100ms], [10, 50, 0]);
         assert_eq!(found.ofcs, 1, "Disconnect");
     }

@@ -37,7 +37,7 @@ const LOGS: [LogId; 9] = [
 ];
 
 /// The admin commands that an NVM controller supports, besides the fabrics ones.
-const ADMIN: [AdminOpcode; 7] = [
+const ADMIN: [AdminOpcode; 8] = [
     AdminOpcode::GET_LOG_PAGE,
     AdminOpcode::IDENTIFY,
     AdminOpcode::ABORT,
@@ -45,6 +45,7 @@ const ADMIN: [AdminOpcode; 7] = [
     AdminOpcode::GET_FEATURES,
     AdminOpcode::ASYNC_EVENT_REQUEST,
     AdminOpcode::KEEP_ALIVE,
+    AdminOpcode::GET_LBA_STATUS,
 ];
 
 /// The supported I/O commands; true for those that change the content of blocks.
@@ -515,7 +516,7 @@ mod tests {
         let supported = |of: &[CommandEffects; 256]| {
             (0..256).filter(|&o| of[o].supported()).collect::<Vec<_>>()
         };
-        assert_eq!(supported(&found.admin), [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18]);
+        assert_eq!(supported(&found.admin), [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x86]);
         assert_eq!(
             supported(&found.io),
             [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C, 0x0D, 0x0E, 0x11, 0x15, 0x19]

@@ -12,6 +12,7 @@ mod format_nvm;
 pub mod identify;
 pub mod io;
 mod io_hints;
+pub mod lba_status;
 pub mod log_page;
 pub mod ns_management;
 mod persistent_event;
@@ -248,6 +249,8 @@ pub enum Plan {
         /// Command id.
         cid: u16,
     },
+    /// Have a worker search for allocated blocks, then push the list of them.
+    LbaStatus(Box<lba_status::LbaStatusQuery>),
 }
 
 impl Plan {
@@ -309,7 +312,8 @@ impl Plan {
             | Plan::ShutDown { .. }
             | Plan::Park
             | Plan::Disconnect
-            | Plan::Abort { .. } => false,
+            | Plan::Abort { .. }
+            | Plan::LbaStatus(_) => false,
         }
     }
 }

@@ -280,6 +280,7 @@ fn needs(entry: &Request) -> (u32, u32) {
         | Plan::Order { .. }
         | Plan::Park
         | Plan::Abort { .. }
+        | Plan::LbaStatus(_)
         | Plan::Disconnect => (0, 0),
     }
 }

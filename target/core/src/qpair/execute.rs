@@ -135,6 +135,7 @@ impl QueuePair {
                 let order = (what.clone(), made.clone());
                 offload::namespace(&mut self.requests, slot, order, role, io)
             }
+            Plan::LbaStatus(_) => return self.search_allocated(slot, io),
             // `Plan::Mend` was replaced by its inner plan when the command was decided.
             _ => return,
         };
@@ -373,6 +374,7 @@ impl QueuePair {
                 let made = made.nsid().into();
                 self.complete(slot, Ok(made), io);
             }
+            Plan::LbaStatus(_) => self.respond_lba_status(slot, io),
             // The worker has executed the first step.
             Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
                 Some(&backing) => self.submit(slot, backing, Some(IoRequest::Flush), io),

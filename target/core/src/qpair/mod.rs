@@ -33,6 +33,7 @@ mod features;
 mod fused;
 mod in_flight;
 mod io;
+mod lba_status;
 mod log_page;
 mod offload;
 mod range_lock;

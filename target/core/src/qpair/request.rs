@@ -90,7 +90,7 @@ impl State {
             AtDevice => {
                 matches!(to, AtDevice | Offloaded | Waiting(RangeLock | FusedWrite))
             }
-            Offloaded => matches!(to, AtDevice),
+            Offloaded => matches!(to, AtDevice | Waiting(Buffers)),
         }
     }
 
@@ -552,7 +552,9 @@ mod tests {
         // A device or worker returns its part before the command changes.
         for from in [AtDevice, Offloaded, Waiting(RangeLock), Waiting(FusedWrite)] {
             assert!(!from.has_not_begun(), "{from:?}");
-            assert!(!from.may_become(Pulling) && !from.may_become(Waiting(Buffers)), "{from:?}");
+            assert!(!from.may_become(Pulling), "{from:?}");
+            // What a worker has found needs a buffer to be sent.
+            assert_eq!(from.may_become(Waiting(Buffers)), from == Offloaded, "{from:?}");
         }
         // No command is removed from the queue of a limit before its time, and an event is no
         // operation.

@@ -12,6 +12,7 @@ use crate::subsystem::bad_blocks::{BadBlocks, Change};
 use crate::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::subsystem::reservation::{HostId, Order, Reservation};
 use crate::subsystem::write_protect::Protection;
+use nvmfd_blockdev::DeviceId;
 
 /// Executes jobs on other threads. The outcome is sent to the poll group as a message.
 pub trait Offload: fmt::Debug + Send + Sync {
@@ -36,6 +37,8 @@ pub enum Job {
     MarkBlocks(Box<BadBlocksRequest>),
     /// A request that concerns a whole namespace.
     Namespace(Box<NamespaceJob>),
+    /// A search for allocated blocks.
+    Search(SearchJob),
     /// The computation of an authentication.
     Authenticate(AuthJob),
 }
@@ -154,6 +157,24 @@ pub struct NamespaceJob {
     pub reactor: usize,
     /// The tag of the answer.
     pub tag: Tag,
+}
+
+/// A search for allocated blocks, which may wait for a device.
+pub struct SearchJob {
+    /// The device: one search at a time.
+    pub device: DeviceId,
+    /// The host: hosts take turns.
+    pub host: HostId,
+    /// Executes it, if the connection is still open, and notifies the poll group.
+    pub run: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for SearchJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SearchJob { device, host, run: _ } = self;
+        let mut shown = f.debug_struct("SearchJob");
+        shown.field("device", device).field("host", host).finish_non_exhaustive()
+    }
 }
 
 /// The computation of an authentication, which takes milliseconds.

@@ -1,0 +1,112 @@
+//! Which blocks of a backing store are allocated, as far as its file system tells.
+//!
+//! A block that is not allocated reads as zeros. What was written before a search begins is found by
+//! it: on these file systems a hole is neither in the page cache nor under a direct write that has
+//! completed. Of others that is not known (OpenZFS once reported holes where data were not on its
+//! disks yet; btrfs records a direct write after it has completed), so all blocks count as allocated.
+
+use std::fs::File;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{SeekFrom, fstatfs, seek};
+use rustix::io::Errno;
+
+use super::backing::Kind;
+use super::device::BackingDevice;
+
+/// ext2, ext3 and ext4; XFS; tmpfs: `f_type` of statfs(2).
+const FILE_SYSTEMS: [u64; 3] = [0xEF53, 0x5846_5342, 0x0102_1994];
+
+/// Where to search, and how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExtentSearch {
+    /// Byte offset, a multiple of the logical block.
+    pub at: u64,
+    /// Its end, likewise.
+    pub end: u64,
+    /// Bytes of a logical block.
+    pub block_size_bytes: u64,
+    /// Maximum of extents to return.
+    pub most: usize,
+}
+
+/// Extents of allocated blocks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AllocatedExtents {
+    /// Byte offsets and ends, ascending and not adjacent: whole logical blocks.
+    pub extents: Vec<(u64, u64)>,
+    /// There are more behind the last one.
+    pub has_more: bool,
+}
+
+impl AllocatedExtents {
+    /// Appends an extent that begins at or behind the last one. False if it is one too many.
+    fn push(&mut self, (at, end): (u64, u64), most: usize) -> bool {
+        let count = self.extents.len();
+        match self.extents.last_mut() {
+            Some(last) if last.1 >= at => last.1 = end,
+            _ if count == most => self.has_more = true,
+            _ => self.extents.push((at, end)),
+        }
+        !self.has_more
+    }
+}
+
+impl ExtentSearch {
+    /// The result where nothing is known: all blocks are allocated.
+    pub fn all(&self) -> AllocatedExtents {
+        self.rest(AllocatedExtents::default(), self.at)
+    }
+
+    fn rest(&self, mut found: AllocatedExtents, at: u64) -> AllocatedExtents {
+        found.push((at, self.end), self.most);
+        found
+    }
+
+    /// Searches a store, unless it was closed. What was not reached by the end of the time counts as
+    /// allocated. May block on the device. Meanwhile the store may be closed, and opened again.
+    pub fn run(&self, store: &Weak<BackingDevice>, time: Duration) -> Option<AllocatedExtents> {
+        let store = store.upgrade()?;
+        let file = store.file.clone().filter(|_| store.may_have_holes());
+        drop(store);
+        let is_known = |file: &Arc<File>| {
+            fstatfs(file).is_ok_and(|found| FILE_SYSTEMS.contains(&(found.f_type as u64)))
+        };
+        Some(match file.filter(is_known) {
+            Some(file) => self.in_file(&file, Instant::now() + time),
+            None => self.all(),
+        })
+    }
+
+    fn in_file(&self, file: &File, deadline: Instant) -> AllocatedExtents {
+        let mut found = AllocatedExtents::default();
+        let mut at = self.at;
+        while at < self.end {
+            let data = match seek(file, SeekFrom::Data(at)) {
+                Ok(data) if data < self.end => data.max(at),
+                Ok(_) | Err(Errno::NXIO) => return found,
+                Err(_) => return self.rest(found, at),
+            };
+            let first = data - data % self.block_size_bytes;
+            let hole = seek(file, SeekFrom::Hole(data)).ok().filter(|hole| *hole > data);
+            let hole = hole.filter(|_| Instant::now() < deadline).unwrap_or(self.end);
+            let end = hole.min(self.end).next_multiple_of(self.block_size_bytes);
+            if !found.push((first, end), self.most) {
+                return found;
+            }
+            at = end;
+        }
+        found
+    }
+}
+
+impl BackingDevice {
+    /// Whether it may have blocks that are not allocated.
+    pub fn may_have_holes(&self) -> bool {
+        matches!(self.kind(), Kind::File | Kind::Ram)
+    }
+}
+
+#[cfg(test)]
+mod tests;
