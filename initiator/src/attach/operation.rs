@@ -7,13 +7,19 @@ use rdma::{Buf, Pool};
 
 use super::counters::Counters;
 use crate::MultipathHost;
-use crate::multipath::{BlockDone, BlockRequest, Failure, Namespace, Operation, Unaccepted};
-use crate::nbd::{Command, Errno, Kind, Negotiated, Reply};
+use crate::multipath::{
+    Allocation, BlockDone, BlockRequest, Failure, LBA_STATUS_BYTES, Namespace, Operation,
+    Unaccepted,
+};
+use crate::nbd::{BlockStatus, Command, Errno, Kind, Negotiated, Reply};
 
 /// Bits of a tag that number the piece.
 const PIECE_BITS: u32 = 32;
 /// The connection of a slot that is free.
 const NOBODY: usize = usize::MAX - 2;
+/// Commands at once that ask what is allocated; for further requests all blocks count as data. The admin
+/// queue has room for these.
+const MOST_QUERIES: usize = 8;
 
 /// A request of a client.
 #[derive(Debug)]
@@ -25,6 +31,8 @@ pub(super) struct Request {
     bufs: Vec<Option<Buf>>,
     /// Bytes of a piece of these.
     piece_bytes: u32,
+    /// Bytes of a block, when it was asked what is allocated.
+    block_bytes: u32,
     sent_bytes: u32,
     /// A Flush has been sent.
     has_flushed: bool,
@@ -32,6 +40,8 @@ pub(super) struct Request {
     is_ready: bool,
     outstanding: u32,
     error: Option<Errno>,
+    /// The reply to Block Status, behind its head.
+    status: BlockStatus,
     reply: Option<Reply>,
 }
 
@@ -49,6 +59,8 @@ pub(super) struct RequestTable {
     answered: VecDeque<u32>,
     /// Connections and devices that wait for memory, in order.
     pub(super) waiting: VecDeque<usize>,
+    /// Requests that ask what is allocated.
+    queries: usize,
     counters: Counters,
 }
 
@@ -61,11 +73,13 @@ impl RequestTable {
             negotiated: Negotiated::default(),
             bufs: Vec::new(),
             piece_bytes: 1,
+            block_bytes: 1,
             sent_bytes: 0,
             has_flushed: false,
             is_ready: false,
             outstanding: 0,
             error: None,
+            status: BlockStatus::default(),
             reply: None,
         };
         RequestTable {
@@ -76,6 +90,7 @@ impl RequestTable {
             held: Vec::new(),
             answered: VecDeque::with_capacity(most as usize),
             waiting: VecDeque::new(),
+            queries: 0,
             counters: Counters::default(),
         }
     }
@@ -170,6 +185,7 @@ impl RequestTable {
         (slot.piece_bytes, slot.sent_bytes) = (piece_bytes, 0);
         (slot.has_flushed, slot.outstanding) = (false, 0);
         (slot.error, slot.reply) = (checked.err(), None);
+        slot.status.find(&command, |_| None);
         Some(n)
     }
 
@@ -178,7 +194,11 @@ impl RequestTable {
         let slot = &self.slots[n as usize];
         match slot.command.kind {
             _ if slot.error.is_some() => self.answer(n),
-            // Nothing is cached here; and what is allocated is not known.
+            Kind::BlockStatus if self.queries < MOST_QUERIES => {
+                self.queries += 1;
+                self.queue(n);
+            }
+            // Nothing is cached here.
             Kind::Cache | Kind::BlockStatus | Kind::Disconnect | Kind::Unknown(_) => self.answer(n),
             _ if self.follows_abandoned(n) => self.held.push(n),
             _ => self.queue(n),
@@ -215,7 +235,9 @@ impl RequestTable {
                 Sent::All => {
                     self.ready.pop_front();
                     slot.is_ready = false;
-                    if slot.error.is_some() && slot.outstanding == 0 {
+                    let is_query = slot.command.kind == Kind::BlockStatus;
+                    if (slot.error.is_some() || is_query) && slot.outstanding == 0 {
+                        self.queries -= usize::from(is_query);
                         self.answer(n);
                     }
                 }
@@ -228,10 +250,15 @@ impl RequestTable {
     }
 
     /// A piece is done.
-    pub(super) fn on_done(&mut self, done: BlockDone) {
+    pub(super) fn on_done(&mut self, done: BlockDone, pool: &mut Pool) {
         let (n, piece) = ((done.tag >> PIECE_BITS) as u32, done.tag as u32 as usize);
         let Some(slot) = self.slots.get_mut(n as usize) else { return };
         slot.outstanding -= 1;
+        if done.operation == Operation::LbaStatus {
+            slot.on_allocation(done, pool);
+            self.queries -= 1;
+            return self.answer(n);
+        }
         if let Some(place) = slot.bufs.get_mut(piece) {
             *place = done.data;
         }
@@ -270,7 +297,8 @@ impl RequestTable {
         let slot = &mut self.slots[n as usize];
         let outcome = slot.outcome();
         self.counters.add(slot.command.kind, slot.command.len, outcome.is_ok());
-        slot.reply = Some(Reply::new(&slot.command, outcome, slot.negotiated));
+        let extents_bytes = slot.status.bytes().len();
+        slot.reply = Some(Reply::new(&slot.command, outcome, slot.negotiated, extents_bytes));
         self.answered.push_back(n);
         if self.abandoned.extract_if(.., |it| *it == n).count() > 0 {
             std::mem::take(&mut self.held).into_iter().for_each(|n| self.submit(n));
@@ -291,7 +319,8 @@ impl Request {
     /// Returns the parts of the reply in order: its head, then its data.
     pub(super) fn parts<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = &'a [u8]> {
         let head = self.reply.as_ref().map_or(&[][..], Reply::bytes);
-        std::iter::once(head).chain(self.data(pool))
+        let extents = if self.error.is_none() { self.status.bytes() } else { &[] };
+        [head, extents].into_iter().chain(self.data(pool))
     }
 
     /// Returns what a successful Read has read.
@@ -328,6 +357,9 @@ impl Request {
     }
 
     fn send(&mut self, n: u32, namespace: &Namespace, host: &mut MultipathHost) -> Sent {
+        if self.command.kind == Kind::BlockStatus {
+            return self.ask(n, namespace, host);
+        }
         let (operation, len) = self.next(namespace);
         let piece = self.sent_bytes / self.piece_bytes;
         let data = self.bufs.get_mut(piece as usize).and_then(Option::take);
@@ -355,6 +387,47 @@ impl Request {
                 }
                 Sent::Not
             }
+        }
+    }
+
+    /// Asks the target what is allocated, now: what is written later may count as a hole, and what
+    /// was written before does not. If it cannot tell, all blocks count as data.
+    fn ask(&mut self, n: u32, namespace: &Namespace, host: &mut MultipathHost) -> Sent {
+        let data = match namespace.tells_allocation {
+            true => host.pool().take_data(LBA_STATUS_BYTES),
+            false => None,
+        };
+        let Some(data) = data else { return Sent::All };
+        let request = BlockRequest {
+            operation: Operation::LbaStatus,
+            slba: self.command.offset / u64::from(namespace.block_bytes),
+            blocks: self.command.len / namespace.block_bytes,
+            data: Some(data),
+            tag: u64::from(n) << PIECE_BITS,
+        };
+        self.block_bytes = namespace.block_bytes;
+        match host.submit(request) {
+            Ok(()) => self.outstanding += 1,
+            Err((request, _)) => request.data.into_iter().for_each(|buf| host.pool().give(buf)),
+        }
+        Sent::All
+    }
+
+    /// The target has answered.
+    fn on_allocation(&mut self, done: BlockDone, pool: &mut Pool) {
+        let block = u64::from(self.block_bytes);
+        let list = done.data.as_ref().filter(|_| done.outcome.is_ok());
+        let list = list.map_or(&[][..], |list| pool.bytes(list));
+        let end = (self.command.offset + u64::from(self.command.len)) / block;
+        if let Some(found) = Allocation::parse(self.command.offset / block, list) {
+            self.status.find(&self.command, |offset| {
+                let (is_data, until) = found.at(offset / block, end)?;
+                Some((is_data, until * block))
+            });
+        }
+        done.data.into_iter().for_each(|buf| pool.give(buf));
+        if let Err(why @ (Failure::NoPath | Failure::Closed)) = done.outcome {
+            self.error.get_or_insert(errno(why));
         }
     }
 

@@ -322,7 +322,7 @@ impl Server {
         while let Some(done) = self.host.next_done() {
             any = true;
             if done.tag != LAST_FLUSH {
-                self.requests.on_done(done);
+                self.requests.on_done(done, self.host.pool());
                 continue;
             }
             if let Err(why) = done.outcome {

@@ -106,6 +106,7 @@ impl Engine {
     /// Compares all. Returns whether that is done, as above.
     pub(super) fn compare(&mut self, mut goes_on: impl FnMut(u64) -> bool) -> Result<bool, Error> {
         self.next = 0;
+        self.source.forget_holes();
         loop {
             let goes = goes_on(self.done_bytes()) && self.failure.is_none();
             let mut any = goes && self.begin(Pass::Compare);
@@ -147,7 +148,8 @@ impl Engine {
             // The last block of a target may be longer than what is left of a file.
             let len = left.next_multiple_of(block).min(self.part_bytes) as usize;
             let mut part = Part { offset, bytes: Vec::new(), len };
-            let is_hole = self.source.hole_end(offset) >= offset + left.min(len as u64);
+            let Some(hole_end) = self.source.hole_end(offset) else { return any };
+            let is_hole = hole_end >= offset + left.min(len as u64);
             match (is_hole, pass) {
                 (true, Pass::Copy) => self.held.push_back((Action::Zero, part)),
                 (true, Pass::Compare) => {

@@ -12,7 +12,9 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::{major, minor};
 use nix::unistd::{Whence, lseek};
 
-use crate::multipath::{BlockRequest, Operation, Unaccepted};
+use crate::multipath::{
+    Allocation, BlockDone, BlockRequest, LBA_STATUS_BYTES, Operation, Unaccepted,
+};
 use crate::verify::model_file::sync_name;
 use crate::{Error, MultipathHost};
 
@@ -89,11 +91,19 @@ impl Volume {
         }
     }
 
-    /// Returns the end of the hole that begins at an offset; without a hole that offset.
-    pub(super) fn hole_end(&self, offset: u64) -> u64 {
+    /// Returns the end of the hole that begins at an offset; without a hole that offset. None: the
+    /// target is being asked.
+    pub(super) fn hole_end(&mut self, offset: u64) -> Option<u64> {
         match self {
-            Volume::File(file) => file.hole_end(offset),
-            Volume::Namespace(_) => offset,
+            Volume::File(file) => Some(file.hole_end(offset)),
+            Volume::Namespace(namespace) => namespace.hole_end(offset),
+        }
+    }
+
+    /// Forgets what is known of holes.
+    pub(super) fn forget_holes(&mut self) {
+        if let Volume::Namespace(namespace) = self {
+            namespace.holes = Holes::Unknown;
         }
     }
 
@@ -267,17 +277,33 @@ fn local(path: &Path, error: &std::io::Error) -> Error {
     Error::Local(format!("{}: {error}", path.display()))
 }
 
+/// What a target has told of its holes is used for this long.
+const HOLES_AGE: Duration = Duration::from_secs(1);
+/// Tag of the command that asks for them.
+const HOLES_TAG: u64 = u64::MAX;
+
 /// A namespace.
 pub(super) struct NamespaceVolume {
     host: MultipathHost,
     /// Parts whose commands are under way, by tag.
     parts: Vec<Option<Part>>,
+    holes: Holes,
+}
+
+/// What a target tells of its holes.
+enum Holes {
+    /// It was not asked.
+    Unknown,
+    /// It is being asked, from this block on.
+    Asked { slba: u64 },
+    /// It has told, then. None: nothing.
+    Told { slba: u64, found: Option<Allocation>, at: Instant },
 }
 
 impl NamespaceVolume {
     /// For so many parts at once.
     pub(super) fn new(host: MultipathHost, parts: usize) -> NamespaceVolume {
-        NamespaceVolume { host, parts: (0..parts).map(|_| None).collect() }
+        NamespaceVolume { host, parts: (0..parts).map(|_| None).collect(), holes: Holes::Unknown }
     }
 
     fn block_bytes(&self) -> u64 {
@@ -302,6 +328,50 @@ impl NamespaceVolume {
         let nqn = first.map(|path| path.session.subnqn.to_string()).unwrap_or_default();
         let ids = multipath.namespace().map(|namespace| namespace.ids);
         format!("namespace {} of {nqn}, {ids:?}", multipath.nsid())
+    }
+
+    fn hole_end(&mut self, offset: u64) -> Option<u64> {
+        let namespace = *self.host.multipath().namespace()?;
+        if !namespace.tells_allocation {
+            return Some(offset);
+        }
+        let block = u64::from(namespace.block_bytes);
+        if let Holes::Told { slba, found, at } = &self.holes
+            && at.elapsed() < HOLES_AGE
+            && *slba <= offset / block
+        {
+            match found.as_ref().map(|found| found.at(offset / block, namespace.blocks)) {
+                // It does not tell, or this is the end.
+                None => return Some(offset),
+                Some(Some((is_data, end))) => {
+                    return Some(if is_data { offset } else { end * block });
+                }
+                Some(None) => {}
+            }
+        }
+        if !matches!(self.holes, Holes::Asked { .. }) {
+            self.ask(offset / block);
+        }
+        None
+    }
+
+    fn ask(&mut self, slba: u64) {
+        let Some(data) = self.host.pool().take_data(LBA_STATUS_BYTES) else { return };
+        let (operation, blocks, data) = (Operation::LbaStatus, u32::MAX, Some(data));
+        match self.host.submit(BlockRequest { operation, slba, blocks, data, tag: HOLES_TAG }) {
+            Ok(()) => self.holes = Holes::Asked { slba },
+            Err((request, _)) => {
+                request.data.into_iter().for_each(|buf| self.host.pool().give(buf))
+            }
+        }
+    }
+
+    fn on_told(&mut self, done: BlockDone) {
+        let Holes::Asked { slba } = self.holes else { return };
+        let list = done.data.as_ref().filter(|_| done.outcome.is_ok());
+        let found = list.and_then(|list| Allocation::parse(slba, self.host.pool().bytes(list)));
+        done.data.into_iter().for_each(|buf| self.host.pool().give(buf));
+        self.holes = Holes::Told { slba, found, at: Instant::now() };
     }
 
     fn submit(&mut self, action: Action, part: Part) -> Result<(), Part> {
@@ -350,7 +420,11 @@ impl NamespaceVolume {
     }
 
     fn next_done(&mut self) -> Option<(Part, Result<(), Error>)> {
-        let done = self.host.next_done()?;
+        let mut done = self.host.next_done()?;
+        if done.tag == HOLES_TAG {
+            self.on_told(done);
+            done = self.host.next_done()?;
+        }
         let mut part = self.parts.get_mut(done.tag as usize)?.take()?;
         if let Some(buf) = done.data {
             if done.operation == Operation::Read && done.outcome.is_ok() {

@@ -76,6 +76,7 @@
 //! reported. The size may change: [`Notice::Resized`]. Limits of Write Zeroes and Discard (WZSL, DMRSL)
 //! are the smallest that any path has had.
 
+mod allocation;
 mod disposition;
 mod namespace;
 mod path;
@@ -92,9 +93,10 @@ use rdma::{Event, Initiator, Pool};
 
 use crate::session::{Options, Session};
 
+pub use allocation::Allocation;
 pub use namespace::Namespace;
 pub use path::{PathCounters, PathLoss, PathState};
-pub use request::{BlockDone, BlockRequest, Failure, Operation, RequestOutcome};
+pub use request::{BlockDone, BlockRequest, Failure, LBA_STATUS_BYTES, Operation, RequestOutcome};
 
 use path::{Path, earlier};
 use table::{RequestTable, State};

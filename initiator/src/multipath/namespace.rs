@@ -7,6 +7,8 @@ use nvme::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespac
 const MOST_BLOCKS: u32 = 1 << 16;
 /// Bytes of a block at most: as in Linux.
 const MOST_BLOCK_BYTES: u32 = 64 << 10;
+/// The bit of OACS.
+const GET_LBA_STATUS: u16 = 1 << 9;
 
 /// Properties of the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +31,8 @@ pub struct Namespace {
     pub zeroes_deallocate: bool,
     /// Deallocated blocks read as zeros.
     pub deallocated_are_zeros: bool,
+    /// Get LBA Status may tell which blocks are allocated, and others read as zeros.
+    pub tells_allocation: bool,
     /// Bytes of a Read or Write at most.
     pub max_transfer_bytes: u32,
     /// Blocks of a Write Zeroes at most.
@@ -74,6 +78,7 @@ impl Namespace {
             can_write_zeroes: oncs.write_zeroes(),
             zeroes_deallocate: page.dlfeat >> 3 & 1 == 1,
             deallocated_are_zeros: page.dlfeat & 7 == 1,
+            tells_allocation: page.dlfeat & 7 == 1 && controller.oacs & GET_LBA_STATUS != 0,
             max_transfer_bytes,
             max_zeroes_blocks: (max_transfer_bytes / block_bytes).clamp(1, MOST_BLOCKS),
             max_discard_blocks: u32::MAX,
@@ -120,6 +125,7 @@ impl Namespace {
         self.is_write_protected = found.is_write_protected;
         self.zeroes_deallocate &= found.zeroes_deallocate;
         self.deallocated_are_zeros &= found.deallocated_are_zeros;
+        self.tells_allocation &= found.tells_allocation;
         self.max_zeroes_blocks = self.max_zeroes_blocks.min(found.max_zeroes_blocks);
         self.max_discard_blocks = self.max_discard_blocks.min(found.max_discard_blocks);
     }

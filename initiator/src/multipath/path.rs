@@ -303,11 +303,15 @@ impl Path {
         let mut data = request.data.take().map_or(Data::None, Data::Buf);
         let fabric = r.fabrics.fabric(self.options.fabric);
         let mut io = Io { pool: r.pool, fabric, now: r.now };
-        let queues = session.io_queues().max(1);
+        let queues = if operation.is_admin() { 1 } else { session.io_queues().max(1) };
         for _ in 0..queues {
-            self.next_queue = self.next_queue % queues + 1;
+            let mut queue = 0;
+            if !operation.is_admin() {
+                self.next_queue = self.next_queue % queues + 1;
+                queue = self.next_queue;
+            }
             let request = Request { sqe, data, tag: slot.into() };
-            match session.submit(self.next_queue, request, &mut io) {
+            match session.submit(queue, request, &mut io) {
                 Ok(()) => {
                     table.sent();
                     self.counters.commands += 1;

@@ -1,7 +1,8 @@
 //! Requests to the namespace, and how they end.
 
+use nvme::lba_status::{ActionType, GetLbaStatus};
 use nvme::sqe::{DsmRange, RwFlags};
-use nvme::{IoOpcode, Sqe, Status};
+use nvme::{IoOpcode, Sgl, Sqe, Status};
 use rdma::Buf;
 
 /// What is requested.
@@ -25,15 +26,25 @@ pub enum Operation {
     },
     /// Dataset Management with Deallocate: afterwards, the contents are undefined.
     Discard,
+    /// Get LBA Status: which blocks are allocated. The data, [`LBA_STATUS_BYTES`], are for the list.
+    LbaStatus,
 }
+
+/// Bytes of the list that [`Operation::LbaStatus`] reads: 255 descriptors.
+pub const LBA_STATUS_BYTES: u32 = 4096;
 
 impl Operation {
     /// Whether it changes blocks.
     pub fn is_change(self) -> bool {
         match self {
             Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Discard => true,
-            Operation::Read | Operation::Flush => false,
+            Operation::Read | Operation::Flush | Operation::LbaStatus => false,
         }
+    }
+
+    /// Whether its command is one of the admin queue.
+    pub(crate) fn is_admin(self) -> bool {
+        self == Operation::LbaStatus
     }
 
     /// Returns the name of its command.
@@ -44,6 +55,7 @@ impl Operation {
             Operation::Flush => "Flush",
             Operation::WriteZeroes { .. } => "Write Zeroes",
             Operation::Discard => "Dataset Management",
+            Operation::LbaStatus => "Get LBA Status",
         }
     }
 
@@ -76,6 +88,12 @@ impl Operation {
                 Sqe { cdw12: flags.with_fua(fua || write_through).0, ..sqe }
             }
             Operation::Discard => Sqe::deallocation(nsid, ranges.saturating_sub(1)),
+            Operation::LbaStatus => {
+                // Of more blocks than the field has bits for: up to the end of the namespace.
+                let rl = u16::try_from(blocks).unwrap_or(0);
+                let (mndw_z, action) = (LBA_STATUS_BYTES / 4 - 1, ActionType::ALLOCATED);
+                GetLbaStatus { nsid, slba, mndw_z, rl, action }.emit(Sgl::NONE)
+            }
         }
     }
 }
@@ -87,7 +105,8 @@ pub struct BlockRequest {
     pub operation: Operation,
     /// The first block.
     pub slba: u64,
-    /// The number of blocks: within the limits of the [`Namespace`](super::Namespace), 0 for a Flush.
+    /// The number of blocks: within the limits of the [`Namespace`](super::Namespace), 0 for a Flush, any
+    /// for [`Operation::LbaStatus`].
     pub blocks: u32,
     /// The data of Read and Write, from the pool of the [`Resources`](super::Resources). A Discard may
     /// have ranges ([`DsmRange`]) instead of its blocks: they are not returned.

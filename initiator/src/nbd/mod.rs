@@ -7,11 +7,14 @@
 //!
 //! * [`Handshake`] negotiates options until the transmission begins.
 //! * [`parse`] reads a request and [`Command::check`] compares it with the export.
-//! * [`Reply`] is the head of a reply, simple or structured.
+//! * [`Reply`] is the head of a reply, simple or structured; [`BlockStatus`] is what follows for that
+//!   command.
 
+mod block_status;
 mod handshake;
 mod transmission;
 
+pub use block_status::BlockStatus;
 pub use handshake::{Export, Handshake, Negotiated, Progress};
 pub use transmission::{
     Command, Errno, Kind, MOST_BYTES, REPLY_BYTES, REQUEST_BYTES, Reply, parse,

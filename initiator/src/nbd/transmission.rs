@@ -18,6 +18,8 @@ const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
 const DONE: u16 = 1;
 const CHUNK_OFFSET_DATA: u16 = 1;
 const CHUNK_BLOCK_STATUS: u16 = 5;
+/// The id of `base:allocation`, the only context.
+const CONTEXT: u32 = 1;
 const CHUNK_ERROR: u16 = 1 << 15 | 1;
 
 /// The errors of the protocol.
@@ -162,7 +164,8 @@ impl Command {
     }
 }
 
-/// The head of a reply: what precedes the data of a successful read, and all of any other.
+/// The head of a reply: what precedes the data of a successful read or the extents of a block status,
+/// and all of any other.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply {
     bytes: [u8; REPLY_BYTES],
@@ -170,8 +173,13 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The reply to a command.
-    pub fn new(command: &Command, outcome: Result<(), Errno>, negotiated: Negotiated) -> Reply {
+    /// The reply to a command, with that many bytes of extents.
+    pub fn new(
+        command: &Command,
+        outcome: Result<(), Errno>,
+        negotiated: Negotiated,
+        extents_bytes: usize,
+    ) -> Reply {
         let mut reply = Reply { bytes: [0; REPLY_BYTES], len: 0 };
         let error = outcome.err().map_or(0, |errno| errno as u32);
         let needs_chunk = matches!(command.kind, Kind::Read | Kind::BlockStatus);
@@ -195,11 +203,8 @@ impl Reply {
                 reply.put(&[0; 2]);
             }
             (Ok(()), Kind::BlockStatus) => {
-                chunk(CHUNK_BLOCK_STATUS, 12);
-                // One extent, neither a hole nor zero: the target does not say what is allocated.
-                reply.put(&1u32.to_be_bytes());
-                reply.put(&command.len.to_be_bytes());
-                reply.put(&[0; 4]);
+                chunk(CHUNK_BLOCK_STATUS, 4 + extents_bytes as u32);
+                reply.put(&CONTEXT.to_be_bytes());
             }
             (Ok(()), _) => {
                 chunk(CHUNK_OFFSET_DATA, command.len.saturating_add(8));
@@ -307,7 +312,7 @@ mod tests {
         let (simple, all) =
             (Negotiated::default(), Negotiated { structured: true, base_allocation: true });
         let read = command(Kind::Read, 0x1000, 0x2000);
-        let head = |outcome, negotiated| Reply::new(&read, outcome, negotiated).bytes().to_vec();
+        let head = |outcome, negotiated| Reply::new(&read, outcome, negotiated, 0).bytes().to_vec();
         let cookie = [1, 2, 3, 4, 5, 6, 7, 8];
         let join = |parts: &[&[u8]]| parts.concat();
         assert_eq!(
@@ -325,17 +330,12 @@ mod tests {
         );
         let status = command(Kind::BlockStatus, 0, 0x2000);
         assert_eq!(
-            Reply::new(&status, Ok(()), all).bytes(),
-            join(&[
-                &start,
-                &[0, 5],
-                &cookie,
-                &[0, 0, 0, 12, 0, 0, 0, 1, 0, 0, 0x20, 0, 0, 0, 0, 0]
-            ])
+            Reply::new(&status, Ok(()), all, 8).bytes(),
+            join(&[&start, &[0, 5], &cookie, &[0, 0, 0, 12, 0, 0, 0, 1]])
         );
         // Others are simple, also where structured ones are possible.
         let write = command(Kind::Write, 0, 4096);
-        assert_eq!(Reply::new(&write, Ok(()), all).bytes().len(), 16);
+        assert_eq!(Reply::new(&write, Ok(()), all, 0).bytes().len(), 16);
     }
 
     proptest! {
@@ -345,7 +345,7 @@ mod tests {
             let command = parse(&bytes).expect("magic");
             let negotiated = Negotiated { structured: s, base_allocation: b };
             let outcome = command.check(&export(flags), negotiated);
-            prop_assert!(Reply::new(&command, outcome, negotiated).bytes().len() >= 16);
+            prop_assert!(Reply::new(&command, outcome, negotiated, 0).bytes().len() >= 16);
         }
     }
 }

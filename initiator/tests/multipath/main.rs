@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use initiator::Options;
 use initiator::multipath::{
-    BlockDone, BlockRequest, Fabrics, Failure, Multipath, MultipathOptions, Notice, Operation,
-    PathOptions, PathState, RequestOutcome, Resources,
+    Allocation, BlockDone, BlockRequest, Fabrics, Failure, LBA_STATUS_BYTES, Multipath,
+    MultipathOptions, Notice, Operation, PathOptions, PathState, RequestOutcome, Resources,
 };
 use initiator::rng::Random;
 use nvme::feature::AsyncEvent;
@@ -181,9 +181,10 @@ impl Lab {
                 Some(range.clone().map(|block| (tag + 1) << 8 | block).collect())
             }
             Operation::WriteZeroes { .. } | Operation::Discard => Some(vec![0; blocks as usize]),
-            Operation::Read | Operation::Flush => None,
+            Operation::Read | Operation::Flush | Operation::LbaStatus => None,
         };
         let data = match operation {
+            Operation::LbaStatus => Some(self.pool.take_data(LBA_STATUS_BYTES).expect("memory")),
             Operation::Read | Operation::Write { .. } => {
                 let mut buf = self.pool.take_data(blocks * BLOCK_BYTES as u32).expect("memory");
                 let bytes = self.pool.bytes_mut(&mut buf);
@@ -207,7 +208,8 @@ impl Lab {
         let slba = self.random.below(size - u64::from(blocks) + 1);
         let fua = self.random.percent(30);
         match self.random.below(100) {
-            0..35 => self.submit(Operation::Read, slba, blocks),
+            0..30 => self.submit(Operation::Read, slba, blocks),
+            30..35 => self.submit(Operation::LbaStatus, slba, blocks),
             35..80 => self.submit(Operation::Write { fua }, slba, blocks),
             80..90 => self.submit(Operation::Flush, 0, 0),
             90..96 => self.submit(Operation::WriteZeroes { deallocate: true, fua }, slba, blocks),
@@ -220,7 +222,10 @@ impl Lab {
         assert_eq!(operation, Some(done.operation), "request {} is done once", done.tag);
         let begun = self.checker.begun(done.tag);
         let range = self.checker.end(done.tag, done.outcome.is_ok());
-        let needs_data = matches!(done.operation, Operation::Read | Operation::Write { .. });
+        let needs_data = matches!(
+            done.operation,
+            Operation::Read | Operation::Write { .. } | Operation::LbaStatus
+        );
         assert_eq!(done.data.is_some(), needs_data, "the data come back");
         match (done.outcome, done.operation) {
             (Err(why), _) => self.on_failure(why),
@@ -229,6 +234,14 @@ impl Lab {
                 for (block, bytes) in range.zip(bytes.chunks(BLOCK_BYTES)) {
                     let found = stamp(bytes);
                     assert!(self.checker.permits(block, found, begun), "block {block}: {found:#x}");
+                }
+            }
+            (Ok(()), Operation::LbaStatus) => {
+                let list = self.pool.bytes(done.data.as_ref().expect("data"));
+                let found = Allocation::parse(range.start, list).expect("a list");
+                let is_hole = |block: &u64| found.at(*block, range.end).is_some_and(|it| !it.0);
+                for block in range.clone().filter(is_hole) {
+                    assert!(self.checker.permits(block, 0, begun), "block {block} is no hole");
                 }
             }
             (Ok(()), Operation::Flush) => self.expect_durable(0..BLOCKS, begun),

@@ -15,6 +15,7 @@ use nvme::identify::{
     IdentifyNamespace, LbaFormat, NamespaceIds, Oncs, Sgls,
 };
 use nvme::ids::LogId;
+use nvme::lba_status::{CompletionCondition, GetLbaStatus, LbaStatusDescriptor, LbaStatusHeader};
 use nvme::log::{AnaGroup, AnaHeader, AnaState, GetLogPage};
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::sqe::DsmRange;
@@ -572,9 +573,27 @@ impl Target {
                 };
                 (self.reply_with(sqe, &page), 0)
             }
+            AdminOpcode::GET_LBA_STATUS => {
+                let list = self.lba_status(&GetLbaStatus::parse(sqe));
+                (self.reply_with(sqe, &list), 0)
+            }
             other => panic!("{other:?}"),
         };
         self.answer(qp, sqe.cid, status, result);
+    }
+
+    /// Blocks that are not zeros are allocated.
+    fn lba_status(&self, get: &GetLbaStatus) -> Vec<u8> {
+        let end = (get.slba + u64::from(get.rl)).min(self.size_blocks);
+        let allocated: Vec<u64> =
+            (get.slba..end).filter(|block| self.blocks[*block as usize] != 0).collect();
+        let (nlsd, cmpc) = (allocated.len() as u32, CompletionCondition::COMPLETE);
+        let mut list = LbaStatusHeader { nlsd, cmpc }.emit().to_vec();
+        for dslba in allocated {
+            let status = LbaStatusDescriptor::ALLOCATED;
+            list.extend(LbaStatusDescriptor { dslba, nlb_z: 0, status }.emit());
+        }
+        list
     }
 
     fn reply_with(&mut self, sqe: &Sqe, page: &[u8]) -> Status {

@@ -107,3 +107,58 @@ fn writes_of_a_killed_process_never_follow_those_of_its_successor() {
     kill(Pid::from_raw(next.child.id() as i32), Signal::SIGTERM).expect("there");
     assert!(next.child.wait().expect("it ends").success());
 }
+
+/// A client with structured replies and `base:allocation`.
+fn client_with_block_status(socket: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(socket).expect("it listens");
+    client.read_exact(&mut [0; 18]).expect("a greeting");
+    client.write_all(&3u32.to_be_bytes()).expect("sent");
+    let name = b"base:allocation";
+    let contexts = [&[0; 4], &1u32.to_be_bytes(), &15u32.to_be_bytes(), &name[..]].concat();
+    for (option, data) in [(8u32, &[][..]), (10, &contexts), (7, &[0; 6])] {
+        let head = [&b"IHAVEOPT"[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes()];
+        client.write_all(&[&head.concat(), data].concat()).expect("sent");
+        loop {
+            let mut reply = [0; 20];
+            client.read_exact(&mut reply).expect("a reply");
+            let number = |at: usize| u32::from_be_bytes(*reply[at..].first_chunk().unwrap());
+            client.read_exact(&mut vec![0; number(16) as usize]).expect("its data");
+            assert!(number(12) < 1 << 31, "refused: {option}");
+            if number(12) == 1 {
+                break;
+            }
+        }
+    }
+    client
+}
+
+/// The lengths and flags of the extents of all of the namespace in memory.
+fn block_status(client: &mut UnixStream) -> Vec<(u32, u32)> {
+    let head = [&0x2560_9513u32.to_be_bytes()[..], &[0; 2], &7u16.to_be_bytes(), &[0; 16]].concat();
+    client.write_all(&[&head[..], &(1u32 << 20).to_be_bytes()].concat()).expect("sent");
+    let mut reply = [0; 24];
+    client.read_exact(&mut reply).expect("a reply");
+    let number = |bytes: &[u8]| u32::from_be_bytes(*bytes.first_chunk().expect("4 bytes"));
+    assert_eq!((number(&reply[4..]), number(&reply[20..])), (1 << 16 | 5, 1), "{reply:?}");
+    let mut extents = vec![0; number(&reply[16..]) as usize - 4];
+    client.read_exact(&mut extents).expect("extents");
+    extents.chunks(8).map(|it| (number(it), number(&it[4..]))).collect()
+}
+
+#[test]
+fn block_status_has_the_holes_of_the_target_and_no_block_that_was_written() {
+    const DATA: u32 = 0;
+    const HOLE: u32 = 3;
+    let target = TestTarget::start();
+    let socket = target.directory().join("nbd.sock");
+    let _attached = Attached::start(&target, &socket);
+    let (mut client, mut writer) = (client_with_block_status(&socket), self::client(&socket));
+    assert_eq!(block_status(&mut client), [(1 << 20, HOLE)]);
+    request(&mut writer, 1, &[1; BLOCK]);
+    answered(&mut writer);
+    assert_eq!(block_status(&mut client), [(4096, DATA), ((1 << 20) - 4096, HOLE)]);
+    let mut host = target.connect_elsewhere(1);
+    host.deallocate(2, 0, 8).expect("deallocated");
+    assert_eq!(block_status(&mut client), [(1 << 20, HOLE)]);
+    host.disconnect();
+}

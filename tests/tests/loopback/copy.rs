@@ -92,6 +92,37 @@ fn copies_between_files_and_namespaces_preserve_holes() {
     }
 }
 
+/// Read commands of all hosts of a namespace, which are counted within a quarter of a second.
+fn reads(target: &TestTarget, nsid: &str) -> u64 {
+    let json = target.nvmf("smart-log", &["--namespace-id", nsid, "-o", "json"]).good().json();
+    let count = json["host_read_commands"].to_string();
+    count.trim_matches('"').parse().expect("a number")
+}
+
+#[test]
+fn a_copy_reads_only_allocated_blocks_of_a_namespace() {
+    let target = TestTarget::start();
+    let back = target.directory().join("back");
+    let source = namespace(&target, 1, 2);
+    let mut bytes = vec![0; 64 << 20];
+    bytes[9 * PART + 4096..9 * PART + 8192].fill(0x5A);
+    bytes[200 * PART..201 * PART].fill(0x5B);
+    let mut host = target.connect(1);
+    for at in [9 * PART + 4096, 200 * PART] {
+        let range = initiator::host::Range { nsid: 1, slba: at as u64 / 4096, block_bytes: 4096 };
+        let len = bytes[at..].iter().take_while(|byte| **byte != 0).count();
+        host.write(range, &bytes[at..at + len], false).expect("written");
+    }
+    host.disconnect();
+    copy(&source, &back.display().to_string(), &[]).good();
+    assert!(fs::read(&back).expect("there") == bytes, "other bytes were copied");
+    while reads(&target, "1") < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(reads(&target, "1"), 2, "parts with data");
+    copy(&source, &back.display().to_string(), &["--verify"]).good();
+}
+
 /// A copy that says how far it is.
 struct Running(Child, BufReader<std::process::ChildStderr>);
 
@@ -177,6 +208,8 @@ fn a_copy_to_a_file_that_was_made_anew_or_shortened_does_not_continue() {
     let limit = "[[qos]]\nname = 'slow'\nbandwidth = '16MiB'\nhosts = ['HOST']\n";
     fs::write(&config, target.config_text(&limit.replace("HOST", HOST))).expect("written");
     target.take().stop(std::time::Instant::now() + std::time::Duration::from_secs(10));
+    // Of a hole nothing is read.
+    fs::write(target.directory().join("disk1.img"), vec![0x5A; 64 << 20]).expect("written");
     let daemon = Daemon::start(&config);
     while !target.nvmf("id-ctrl", &[]).text().contains("nvmfd") {
         std::thread::sleep(std::time::Duration::from_millis(100));
