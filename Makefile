@@ -152,6 +152,8 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 # The second ublk has the CPUs that User-Mode Linux lacks.
 test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
 	@$(call install,debootstrap e2fsprogs xfsprogs qemu-system-x86)
+	@$(call install,libnbd-bin qemu-utils fio)
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/demo/unprivileged attach
 	$(GUEST) ROUNDS="$(or $(ROUNDS),10)" tests/vm/judge --kind uml --logs "$(BUILD)"/vm-logs/attach attach ublk
 	$(GUEST) ROUNDS="$(or $(ROUNDS),10)" NVMFD_VM_RELEASE=bookworm-backports NVMFD_VM_SMP=2 tests/vm/judge --kind qemu \
 	  --logs "$(BUILD)"/vm-logs/attach-smp ublk
