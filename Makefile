@@ -116,7 +116,8 @@ zones: build # Listeners at link-local IPv6 addresses on two links
 
 native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
 	@$(call install,libnbd-bin qemu-utils fio)
-	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged | tee "$(BUILD)"/demo.txt
+	tests/demo/record --compare demo "$(BUILD)"/demo.txt
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach
 
 client: build # A client that is generated from the OpenAPI document uses the management interface
@@ -148,6 +149,8 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 	@ln -sf "$$($(call tests_of,nvmfd_blockdev))" "$(BUILD)"/store-tests
 	@ln -sf "$$($(call tests_of,rdma))" "$(BUILD)"/rdma-tests
 	$(GUEST) tests/vm/guests
+	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt
+	tests/demo/record --compare guest "$(BUILD)"/demo-guest.txt
 
 # The second ublk has the CPUs that User-Mode Linux lacks.
 test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
@@ -194,8 +197,11 @@ demo: ## Watch it: target and host on this machine, no adapter, no kernel module
 	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator
 	NVMFD="$(BUILD)"/demo/nvmfd NVMFCTL="$(BUILD)"/demo/nvmfctl NVMF="$(BUILD)"/demo/nvmf tests/demo/demo "$(BUILD)"
 
-record: programs ## Record the demonstration: docs/src/demo.md, and its picture docs/demo.svg
-	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/record "$(BUILD)"
+record: packages programs ## Record both demonstrations: docs/src/demo.md, its picture docs/demo.svg, and docs/src/first-run.md
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)" >"$(BUILD)"/demo.txt
+	tests/demo/record demo "$(BUILD)"/demo.txt
+	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt
+	tests/demo/record guest "$(BUILD)"/demo-guest.txt
 
 demo-guest: packages build ## Watch it with a stock Linux host, in a guest
 	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo
