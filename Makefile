@@ -14,7 +14,7 @@ BUILD := $(shell realpath -m -- "$${CARGO_TARGET_DIR:-build}")
 NVMFD := $(BUILD)/release/nvmfd
 NVMFCTL := $(BUILD)/release/nvmfctl
 NVMF := $(BUILD)/release/nvmf
-GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests" RDMA_TESTS="$(BUILD)/rdma-tests"
+GUEST = $(SUDO) env VERBS="$(HAS_VERBS)" NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests" RDMA_TESTS="$(BUILD)/rdma-tests"
 # Tools print English and sort by bytes in every locale.
 export LC_ALL := C
 
@@ -85,7 +85,8 @@ format: # The code is formatted
 	$(CARGO) fmt --all --check
 
 lint: packages # No warning, with and without rdma-core
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(say_features)
+	$(if $(HAS_VERBS),$(CARGO) clippy --workspace --all-targets -- -D warnings)
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 	@tree=$$($(CARGO) tree --workspace -e normal,build,features); \
 	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
@@ -93,20 +94,20 @@ lint: packages # No warning, with and without rdma-core
 # The kernel is compiled with nice 19. Linux 6.18 starves its own threads beside such a program: writes of tests wait at their device
 # for half a minute.
 test-programs: packages # What tests run is compiled, and so is the kernel of the guests
-	$(CARGO) test --workspace --no-run --quiet
+	$(CARGO) test --workspace --no-run --quiet $(FEATURES)
 	@-$(SUDO) tests/vm/vm --kind uml setup
 
 unit: test-packages # Tests on this machine
 	@export TEST_PROGRAMS="$(BUILD)"/debug; if $(CARGO) nextest --version >/dev/null 2>&1; then \
-	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
-	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace -E 'test(/^uring::tests::/) - test(/entries::|registered_file_slot/)'; \
+	  set -x; $(CARGO) nextest run --workspace --no-fail-fast $(FEATURES); $(CARGO) test --workspace --doc --quiet $(FEATURES); \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace $(FEATURES) -E 'test(/^uring::tests::/) - test(/entries::|registered_file_slot/)'; \
 	else \
-	  set -x; $(CARGO) test --workspace --no-fail-fast; \
-	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace --lib uring::tests:: -- --skip entries:: --skip registered_file_slot; \
+	  set -x; $(CARGO) test --workspace --no-fail-fast $(FEATURES); \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace $(FEATURES) --lib uring::tests:: -- --skip entries:: --skip registered_file_slot; \
 	fi
 
 doc: packages # The documentation builds, every link leads somewhere
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(FEATURES)
 
 budgets: build test-packages # A command costs no more instructions than it may
 	COST="$(BUILD)"/release/instruction_count tests/bench/budgets
@@ -143,14 +144,14 @@ console-test: build ## The console in a headless Chromium: make console-test PIC
 
 # The program of the tests of a library. Those of the whole workspace, which `unit` has built: one package alone needs other features
 # of others, and is built again.
-tests_of = readlink -f "$$($(CARGO) test --workspace --lib --no-run 2>&1 | sed -n 's,.*Executable.*(\(.*/$(1)-[0-9a-f]*\)),\1,p')"
+tests_of = readlink -f "$$($(CARGO) test --workspace $(FEATURES) --lib --no-run 2>&1 | sed -n 's,.*Executable.*(\(.*/$(1)-[0-9a-f]*\)),\1,p')"
 
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@ln -sf "$$($(call tests_of,nvmfd_blockdev))" "$(BUILD)"/store-tests
 	@ln -sf "$$($(call tests_of,rdma))" "$(BUILD)"/rdma-tests
 	$(GUEST) tests/vm/guests
-	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt
-	tests/demo/record --compare guest "$(BUILD)"/demo-guest.txt
+	$(if $(HAS_VERBS),$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt)
+	$(if $(HAS_VERBS),tests/demo/record --compare guest "$(BUILD)"/demo-guest.txt)
 
 # The second ublk has the CPUs that User-Mode Linux lacks.
 test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
@@ -183,15 +184,15 @@ soak-cluster: build ## Three gateways with random faults, and a stock Linux host
 	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl MINUTES="$(or $(MINUTES),30)" tests/ceph/soak
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
-	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
+	FEATURES="$(FEATURES)" tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
 
 some-mutants: # Two of them, others for each commit, of the libraries that `unit` has just built
-	tests/mutants/run --sample 2 "nvmfd --lib" "nvmfd-core --lib" "nvmfd-blockdev --lib"
+	FEATURES="$(FEATURES)" tests/mutants/run --sample 2 "nvmfd --lib" "nvmfd-core --lib" "nvmfd-blockdev --lib"
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
-	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
+	$(CARGO) run --release -p tests --bin sim $(FEATURES) -- --seeds $(or $(SEEDS),1000)
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
-	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair loses_no_update -- --nocapture
+	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd $(FEATURES) --test qpair loses_no_update -- --nocapture
 
 demo: ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator
@@ -229,7 +230,7 @@ cost: build test-packages ## Count the instructions that a command costs, which 
 	COST="$(BUILD)"/release/instruction_count tests/bench/cost
 
 structure: packages ## Measure the structure of the sources: import cycles, layers, sizes
-	@$(CARGO) run --quiet -p tests --bin structure
+	@$(CARGO) run --quiet -p tests --bin structure $(FEATURES)
 
 bench-guests: packages build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
