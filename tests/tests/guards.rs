@@ -390,6 +390,20 @@ fn alerts_and_dashboard_use_exactly_the_exported_metrics() {
     }
 }
 
+/// The package installs the book: `make install` has the directory.
+#[test]
+fn each_alert_links_to_a_section_of_the_book() {
+    let alerts = text("configs/prometheus-alerts.yml");
+    for alert in alerts.split("- alert: ").skip(1) {
+        let name = alert.lines().next().expect("a name");
+        let (_, url) = alert.split_once("runbook_url: \"").expect(name);
+        let url = url.split('"').next().expect("its end");
+        let installed = url.strip_prefix("file:///usr/share/doc/nvmfd/").expect(name);
+        let (page, anchor) = installed.split_once('#').expect(name);
+        assert!(has_heading(&text(page), anchor), "{name}: {url}");
+    }
+}
+
 /// At each boot and with each upgrade: a directory that an administrator has closed stays closed.
 #[test]
 fn tmpfiles_keep_owner_and_mode_of_configuration_directories() {

@@ -19,6 +19,7 @@ use prometheus_client::registry::Registry;
 
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
 use crate::api::{FileSystem, GatewayGroup, GatewayState, Namespace, NamespaceState, Reload};
+use crate::core::diag::cause::{Cause, Stage};
 use crate::telemetry::process::{self, Process};
 
 /// Content type of the text.
@@ -357,8 +358,24 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     let help = "Time of a reactor in turns that had something to do";
     let busy = all().map(|each| ([number(each)], seconds(each.busy_ns)));
     to.counters("nvmfd_reactor_busy_seconds", help, busy)?;
-    let causes = named(stats, "cause", |reactor| &reactor.refusals);
-    to.counters("nvmfd_refusals", "Hosts refused or lost, by cause", causes)?;
+    let is_lost = |cause: &str| {
+        let cause = Cause::ALL.iter().find(|each| each.name() == cause);
+        cause.is_some_and(|cause| cause.stage() == Stage::Running)
+    };
+    let causes = |lost| {
+        let all = named(stats, "cause", |reactor| &reactor.refusals);
+        all.filter(move |([_, (_, cause)], _)| is_lost(cause) == lost)
+    };
+    to.counters(
+        "nvmfd_refused_hosts",
+        "Hosts refused before they were connected, by cause",
+        causes(false),
+    )?;
+    to.counters(
+        "nvmfd_lost_connections",
+        "Connections of connected hosts that were lost, by cause",
+        causes(true),
+    )?;
     let results = named(stats, "result", |reactor| &reactor.datagrams);
     let help = "Datagrams of the provider soft, by their result";
     to.counters("nvmfd_soft_datagrams", help, results)?;
@@ -478,7 +495,10 @@ mod tests {
             reactors: vec![Reactor {
                 busy_ns: 500_000_000,
                 data_free_bytes: 7,
-                refusals: vec![Count { name: "too many".to_owned(), count: 3 }],
+                refusals: vec![
+                    Count { name: "no-room".to_owned(), count: 3 },
+                    Count { name: "keep-alive".to_owned(), count: 4 },
+                ],
                 troubles: vec![LinkErrors {
                     address: "192.0.2.1".to_owned(),
                     counts: vec![Count { name: "sent_again".to_owned(), count: 5 }],
@@ -578,10 +598,14 @@ mod tests {
             "nvmfd_verbs_work_requests_total{reactor=\"0\",queue=\"send\"} 21".to_owned(),
             "nvmfd_verbs_connection_setup_total{reactor=\"0\",kind=\"queue_pairs_created\"} 2"
                 .to_owned(),
-            "nvmfd_refusals_total{reactor=\"0\",cause=\"too many\"} 3".to_owned(),
+            "nvmfd_refused_hosts_total{reactor=\"0\",cause=\"no-room\"} 3".to_owned(),
+            "nvmfd_lost_connections_total{reactor=\"0\",cause=\"keep-alive\"} 4".to_owned(),
         ] {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");
         }
+        let both =
+            |line: &&str| line.contains("_hosts_total{") || line.contains("_connections_total{");
+        assert_eq!(text.lines().filter(both).count(), 2, "a cause is in one of them: {text}");
         assert!(text.ends_with("# EOF\n"));
         for name in ["cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "open_fds"]
         {
