@@ -24,6 +24,7 @@ const CONSOLE: &str = "127.77.0.1:4480";
 const DISKS: &str = "nqn.2026-11.org.example:disks";
 const PRIVATE: &str = "nqn.2026-11.org.example:private";
 const DATABASE: &str = "nqn.2026-11.org.example:db1";
+const BACKUP: &str = "nqn.2026-11.org.example:backup";
 /// Names of hosts that are markup, as far as a name may be.
 const HOSTILE: &str = "nqn.2026-11.org.example:\"><img/src=x/onerror='document.title=1'>&lt;";
 const REFUSED: &str = "nqn.2026-11.org.example:<script>document.title=2</script>${1}";
@@ -105,6 +106,8 @@ impl Stage<'_> {
                  limit = {{ iops = 800 }}\n\
                  [[subsystem.namespace]]\nnsid = 2\npath = {store:?}\n\
                  limit = {{ iops = 300 }}\n\
+                 [[subsystem.namespace]]\nnsid = 3\nkind = 'ram'\nsize = '64MiB'\n\
+                 limit = {{ iops = 1 }}\n\
                  [[subsystem]]\nnqn = '{PRIVATE}'\nhosts = ['{DATABASE}']\n{more}",
                 socket = directory.join("api.sock"),
             )
@@ -123,12 +126,13 @@ impl Stage<'_> {
     fn run(&mut self) -> Result<(), String> {
         self.opens()?;
         self.shows_hosts_and_rates()?;
+        self.shows_commands_that_do_not_end()?;
         self.shows_why_a_host_is_refused()?;
         self.shows_plan_and_pending_devices()?;
         self.is_accessible_in_every_form()?;
         self.changes_nothing()?;
         // Those that were provoked: the policy, a refused change, and files with errors.
-        let provoked = ["'TrustedHTML'", "status of 405", "status of 422"];
+        let provoked = ["'TrustedHTML'", "status of 404", "status of 405", "status of 422"];
         let complaints = &mut self.browser.complaints;
         complaints.retain(|complaint| !provoked.iter().any(|text| complaint.contains(text)));
         let is_quiet = complaints.is_empty();
@@ -141,7 +145,7 @@ impl Stage<'_> {
         self.sees("#link", "live")?;
         self.sees(
             "#health",
-            "Everything that is configured is served: 2 subsystems, 2 namespaces",
+            "Everything that is configured is served: 2 subsystems, 3 namespaces",
         )?;
         self.sees("#served", DISKS)?;
         self.sees("#served", "64.0 MiB")?;
@@ -152,14 +156,14 @@ impl Stage<'_> {
     }
 
     fn shows_hosts_and_rates(&mut self) -> Result<(), String> {
-        let busy = self.load(HOSTILE, "127.77.0.2", "1", "randrw")?;
+        let busy = self.load(HOSTILE, "127.77.0.2", "1", "randrw", "16")?;
         self.sees("#controllers", HOSTILE)?;
         self.sees("#controllers", "live")?;
         self.sees("#events", "connected")?;
         self.sees("#rates", HOSTILE)?;
         self.sees("#slow", HOSTILE)?;
         passed("a host appears when it connects, with its slow commands and events")?;
-        let _other = self.load(DATABASE, "127.77.0.3", "2", "randread")?;
+        let _other = self.load(DATABASE, "127.77.0.3", "2", "randread", "16")?;
         self.sees("#rates", DATABASE)?;
         let figure = "document.querySelector('#figures dd').textContent";
         self.browser.wait(&format!("parseFloat({figure}) > 0"), figure)?;
@@ -177,6 +181,22 @@ impl Stage<'_> {
         drop(busy);
         self.sees("#events", "disconnected")?;
         passed("a host disappears when it disconnects")
+    }
+
+    /// A limit holds them back, as a device that hangs does: one a second ends, of 24.
+    fn shows_commands_that_do_not_end(&mut self) -> Result<(), String> {
+        self.sees("#progress", "No command is in progress")?;
+        let waiting = self.load(BACKUP, "127.77.0.5", "3", "randread", "24")?;
+        self.sees("#progress", BACKUP)?;
+        self.sees("#progress", "wait")?;
+        passed("commands in progress are listed, with their stage")?;
+        self.sees("#health", "Commands are in progress for more than 15 s, the oldest for")?;
+        let old = "document.querySelectorAll('#progress .badge.bad').length > 0";
+        self.browser.wait(old, "document.querySelector('#progress').innerText")?;
+        passed("a command that does not end is a problem")?;
+        drop(waiting);
+        self.sees("#health", "Everything that is configured is served")?;
+        passed("the problem ends with it")
     }
 
     fn shows_why_a_host_is_refused(&mut self) -> Result<(), String> {
@@ -218,6 +238,11 @@ impl Stage<'_> {
         self.control(&["namespace", "add", DISKS, "auto", "--kind", "null", "--size", "1GiB"])?;
         self.sees("#configuration", "add namespace")?;
         self.sees("#configuration", "user ")?;
+        let past = "[...document.querySelectorAll('#configuration h3')]\
+             .find(({ textContent }) => textContent === 'History').nextElementSibling.innerText";
+        let newest = format!("{past}.includes('add namespace') && {past}.includes('reload')");
+        self.browser.wait(&newest, past)?;
+        passed("the history has both, the latest first")?;
         passed("the page shows unsaved changes, and by whom")?;
         fs::write(directory.join("nvmfd.toml"), "provider = 1\n").map_err(describe)?;
         self.sees("#configuration", "A reload would be refused:")?;
@@ -288,7 +313,14 @@ impl Stage<'_> {
     }
 
     /// A host that loads a namespace until it is dropped.
-    fn load(&self, host: &str, source: &str, nsid: &str, rw: &str) -> Result<Process, String> {
+    fn load(
+        &self,
+        host: &str,
+        source: &str,
+        nsid: &str,
+        rw: &str,
+        depth: &str,
+    ) -> Result<Process, String> {
         // An identifier of its own, as every host has.
         let id = format!("00000000-0000-4000-8000-00000000000{nsid}");
         let load = Command::new(&self.args.nvmf)
@@ -296,7 +328,7 @@ impl Stage<'_> {
                 "bench", "-I", &id, "-a", ADDRESS, "-n", DISKS, "-q", host, "-w", source, "--rw",
                 rw,
             ])
-            .args(["--namespace-id", nsid, "--iodepth", "16", "--runtime", "3600"])
+            .args(["--namespace-id", nsid, "--iodepth", depth, "--runtime", "3600"])
             .args(["--progress", "never"])
             .stdout(Stdio::null())
             .spawn();

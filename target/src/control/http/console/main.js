@@ -16,11 +16,21 @@ let before = null;
 let paused = false;
 let lost = null;
 
+let groupless = null;
+
 async function ask(path) {
   const response = await fetch(path, { signal: AbortSignal.timeout(15000) });
   if (response.ok) return response.json();
   const problem = await response.json().catch(() => ({}));
-  throw new Error(problem.detail ?? `${path}: ${response.status}`);
+  throw Object.assign(new Error(problem.detail ?? `${path}: ${response.status}`), { status: response.status });
+}
+
+/** `null` where there is no gateway group, which only a restart changes: such a process is asked once. */
+async function gatewayGroup(pid) {
+  if (groupless === pid) return null;
+  const found = await ask("/v1/gateway-group").catch((error) => error);
+  if (found.status === 404) groupless = pid;
+  return found.status === 404 ? null : found;
 }
 
 async function load() {
@@ -43,19 +53,21 @@ function charts() {
     series(title, kind, ({ kinds }) => (kinds[op] ? value(kinds[op]) : 0)));
   const span = SPANS_MS.find((span) => times.at(-1) - times[0] <= span) ?? SPANS_MS.at(-1);
   return h("div", { class: "charts" },
-    sections.chart({ title: "Commands a second", times, span, format: rate, series: kinds(({ iops }) => iops) }),
-    sections.chart({ title: "Bytes a second", times, span, format: bytes, series: kinds(({ bytes }) => bytes) }),
+    sections.chart({ title: "Commands per second", times, span, format: rate, series: kinds(({ iops }) => iops) }),
+    sections.chart({ title: "Bytes per second", times, span, format: bytes, series: kinds(({ bytes }) => bytes) }),
     sections.chart({ title: "Latency", times, span, format: duration, series: [
-      series("half within", "pull", ({ all }) => all.p50), series("99 % within", "wait", ({ all }) => all.p99)] }),
+      series("median", "pull", ({ all }) => all.p50), series("99th percentile", "wait", ({ all }) => all.p99)] }),
     sections.chart({ title: "Mean latency by stage", times, span, format: duration, stacked: true,
       series: STAGES.map((stage, at) => series(stage, stage, ({ all }) => all.stages[at].mean)) }));
 }
 
 async function state() {
-  const paths = ["status", "subsystems", "hosts", "listeners", "controllers", "why", "slow", "changes", "memory"];
-  const [status, subsystems, hosts, listeners, controllers, why, slow, changes, memory] = await Promise.all(paths.map((path) => ask(`/v1/${path}`)));
+  const paths = ["status", "subsystems", "hosts", "listeners", "controllers", "why", "slow", "changes", "history", "memory"];
+  const [status, subsystems, hosts, listeners, controllers, why, slow, changes, past, memory] = await Promise.all(paths.map((path) => ask(`/v1/${path}`)));
   const plan = await ask("/v1/plan").catch((error) => error);
-  const { problems, body } = sections.health(status);
+  const inFlight = await ask("/v1/inflight").catch((error) => error);
+  const group = await gatewayGroup(status.pid);
+  const { problems, body } = sections.health(status, inFlight, group);
   const show = (id, ...content) => render(at(`#${id} .body`), ...content);
   document.title = problems ? `nvmfd: ${plural(problems, "problem")}` : "nvmfd";
   render(at("#identity"), `${status.version}, ${status.provider}, process ${status.pid}, up ${age(status.uptime_s)}`);
@@ -63,8 +75,11 @@ async function state() {
   show("served", sections.served(subsystems, hosts, listeners));
   show("controllers", sections.controllers(controllers));
   show("refused", sections.refused(why));
+  show("progress", sections.inFlight(inFlight));
   show("slow", sections.slow(slow));
-  show("configuration", sections.configuration(status, changes, plan));
+  for (const node of document.querySelectorAll("#group, nav [href='#group']")) node.hidden = !group;
+  show("group", sections.group(group));
+  show("configuration", sections.configuration(status, changes, plan, past));
   show("memory", sections.memory(memory, status));
 }
 

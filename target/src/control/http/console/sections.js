@@ -6,16 +6,27 @@ import { STAGES, MEANINGS } from "/console/rates.js";
 const DISCOVERY = "nqn.2014-08.org.nvmexpress.discovery";
 const OPCODES = { 0: "Flush", 1: "Write", 2: "Read", 4: "Write Uncorrectable", 5: "Compare", 8: "Write Zeroes", 9: "Dataset Management",
   12: "Verify", 13: "Reservation Register", 14: "Reservation Report", 17: "Reservation Acquire", 21: "Reservation Release", 25: "Copy" };
-const STATES = { serving: "good", live: "good", disabled: "fair", authenticating: "fair", closing: "fair" };
+const STATES = { serving: "good", live: "good", disabled: "fair", authenticating: "fair", closing: "fair", left: "fair" };
 const MOST_ROWS = 100;
 const MOST_RECENT = 15;
 
 const state = (text) => badge(STATES[text] ?? "bad", text.replaceAll("_", " "));
 const more = (all, most, command) => all.length > most && h("p", { class: "hint" }, `and ${count(all.length - most)} more: `, h("code", null, command));
 
-export function health(status) {
+/** Commands that are in progress for longer, as the alert NvmfdCommandHangs has it. */
+const HANGS_NS = 15e9;
+
+/** `inFlight`, `group`: a list and a gateway group, or the error instead; a daemon without a group has `null`. */
+export function health(status, inFlight, group) {
   const reload = status.last_reload;
   const bad = [...status.pending, ...status.degraded, ...status.low_space];
+  if (inFlight instanceof Error) bad.push(inFlight.message);
+  else if (inFlight.some(hangs)) {
+    const oldest = Math.max(...inFlight.map(({ age_ns }) => age_ns));
+    bad.push(`commands are in progress for more than 15 s, the oldest for ${age(oldest / 1e9)}: see In progress`);
+  }
+  if (group instanceof Error) bad.push(group.message);
+  else if (group && !group.fresh) bad.push(`this gateway does not reach the cluster of the group ${group.name}`);
   if (reload && !reload.successful) bad.push(...reload.errors.map((error) => `the last reload was refused: ${error}`));
   const fair = [
     ...status.needs_restart.map((section) => `${section} has changed: takes effect after a restart`),
@@ -38,13 +49,15 @@ export function figures(all, reactors) {
   const figure = (title, value) => h("div", { class: "figure" }, h("dt", null, title), h("dd", null, value));
   const waiting = reactors.reduce((sum, { waiters }) => sum + waiters, 0);
   return h("dl", { class: "figures" },
-    figure("Commands a second", rate(all.iops)),
-    figure("Bytes a second", bytes(all.bytes)),
+    figure("Commands per second", rate(all.iops)),
+    figure("Bytes per second", bytes(all.bytes)),
     figure("Mean latency", all.mean === null ? "–" : duration(all.mean)),
-    figure("99 % within", all.p99 === null ? "–" : duration(all.p99)),
+    figure("99th percentile", all.p99 === null ? "–" : duration(all.p99)),
     figure("In flight", rate(all.depth)),
     figure("Waiting for buffers", count(waiting)));
 }
+
+const hangs = ({ age_ns }) => age_ns > HANGS_NS;
 
 /** A bar with the share of each stage, and the words for it. */
 function stages(shares) {
@@ -72,7 +85,7 @@ const swatch = (kind) =>
 export function byHost(rows) {
   const active = rows.filter(({ commands }) => commands > 0);
   if (!active.length) return empty("No commands in the last seconds.");
-  const columns = [["Host"], ["Subsystem"], ["NSID", "number"], ["Commands/s", "number"], ["Bytes/s", "number"], ["Mean", "number"], ["99 % within", "number"],
+  const columns = [["Host"], ["Subsystem"], ["NSID", "number"], ["Commands/s", "number"], ["Bytes/s", "number"], ["Mean", "number"], ["99th percentile", "number"],
     ["In flight", "number"], ["Failed", "number"], ["Waits in"]];
   return [
     table("Load by host and namespace", columns, active.slice(0, MOST_ROWS).map((row) => [
@@ -147,10 +160,27 @@ export function refused(all) {
   return [all.slice(0, MOST_RECENT).map(one), more(all, MOST_RECENT, "nvmfctl why")];
 }
 
+function opcode({ qid, opcode }) {
+  const hex = `opcode ${opcode.toString(16).padStart(2, "0").toUpperCase()}h`;
+  return qid === 0 ? `admin ${hex}` : OPCODES[opcode] ?? hex;
+}
+
+export function inFlight(all) {
+  if (all instanceof Error) return h("div", { class: "note bad" }, h("p", null, all.message));
+  if (!all.length) return empty("No command is in progress.");
+  const row = (one) => [name(one.host), name(one.subsystem), String(one.nsid), opcode(one), String(one.slba), one.stage,
+    hangs(one) ? badge("bad", duration(one.age_ns)) : duration(one.age_ns), `${one.reactor}, ${one.qid}, ${one.cid}`];
+  return [
+    table("Commands in progress", [["Host"], ["Subsystem"], ["NSID", "number"], ["Command"], ["First block", "number"], ["Stage"],
+      ["For", "number"], ["Reactor, queue, CID"]], all.slice(0, MOST_RECENT).map(row)),
+    more(all, MOST_RECENT, "nvmfctl inflight"),
+  ];
+}
+
 export function slow(all) {
   if (!all.length) return empty("No command has taken longer than [observe] slow_ms.");
   const row = (one) => [time(one.at_ms), name(one.host), name(one.subsystem), String(one.nsid),
-    OPCODES[one.opcode] ?? `opcode ${one.opcode.toString(16).padStart(2, "0").toUpperCase()}h`, bytes(one.bytes), one.status.replace(/ \(sct 0h, sc 00h\)$/, ""), duration(one.total_ns),
+    opcode(one), bytes(one.bytes), one.status.replace(/ \(sct 0h, sc 00h\)$/, ""), duration(one.total_ns),
     stages(one.stages_ns.map((stage) => [stage.name, one.total_ns ? stage.count / one.total_ns : 0]))];
   return [
     table("Slow commands", [["Completed"], ["Host"], ["Subsystem"], ["NSID", "number"], ["Command"], ["Bytes", "number"], ["Status"], ["Time", "number"], ["Spent in"]],
@@ -173,11 +203,39 @@ export function event(one) {
   return text && h("p", { class: "event" }, time(one.at_unix_s * 1000), " ", text());
 }
 
-export function configuration(status, changes, plan) {
+/** Nothing, for a daemon that is no gateway of a group. */
+export function group(one) {
+  if (!one) return [];
+  if (one instanceof Error) return h("div", { class: "note bad" }, h("p", null, one.message));
+  const version = (of) => [of.applied === null ? "–" : String(of.applied), of.refused && [" ", badge("bad", `refuses ${of.refused.version}`), ` ${of.refused.why}`]];
+  const move = ({ ana_group, to }) => `ANA group ${ana_group} to gateway ${to}`;
+  return [
+    h("p", null, "Gateway ", name(one.gateway), " of the group ", name(one.name), " ", one.fresh ? badge("good", "confirmed") : badge("bad", "serves nothing")),
+    table("Gateways", [["Gateway"], ["State"], ["RADOS client"], ["Listeners"], ["Version"]], one.gateways.map((of) =>
+      [name(of.name), state(of.state), of.address, of.listeners.join(", "), version(of)])),
+    table("ANA groups", [["ANA group"], ["Owner"], ["Since", "number"], ["Here"], ["Pending"]], one.ana_groups.map((of) =>
+      [String(of.id), of.owner ? name(of.owner) : badge("bad", "nobody"), of.since_unix_s === null ? "–" : time(of.since_unix_s * 1000), of.stage, of.pending ?? ""])),
+    one.moving && h("p", null, "Moving: ", move(one.moving)),
+    one.balance.length > 0 && h("p", { class: "hint" }, `Balanced after: ${one.balance.map(move).join(", ")} (`, h("code", null, "nvmfctl gateway rebalance"), ")"),
+    one.conflicts.length > 0 && h("div", { class: "note bad" }, list(one.conflicts.map(prose))),
+  ];
+}
+
+const requester = (uid) => (uid === null ? "" : `, user ${uid}`);
+
+function past(all) {
+  if (!all.length) return empty("None since the history begins.");
+  const one = (entry) => [time(entry.at_unix_s * 1000), requester(entry.uid), ": ", entry.requested.join("; "),
+    entry.differences.length > 0 && h("details", null, h("summary", null, plural(entry.differences.length, "difference")),
+      h("pre", { tabindex: "0", "aria-label": "Differences of this change" }, entry.differences.join("\n")))];
+  return [list(all.slice(0, MOST_RECENT).map(one)), more(all, MOST_RECENT, "nvmfctl history")];
+}
+
+export function configuration(status, changes, plan, history) {
   const edit = ({ change, at_unix_s, uid }) => {
     const { change: kind, ...keys } = change;
     const shown = Object.entries(keys).map(([key, value]) => `${key} = ${typeof value === "string" ? value : JSON.stringify(value)}`);
-    return [h("strong", null, kind.replaceAll("_", " ")), " ", name(shown.join(", ").slice(0, 500)), " ", h("span", { class: "hint" }, time(at_unix_s * 1000), uid === null ? "" : `, user ${uid}`)];
+    return [h("strong", null, kind.replaceAll("_", " ")), " ", name(shown.join(", ").slice(0, 500)), " ", h("span", { class: "hint" }, time(at_unix_s * 1000), requester(uid))];
   };
   const planned = plan instanceof Error ? h("div", { class: "note bad" }, h("p", null, h("strong", null, "A reload would be refused: "), plan.message))
     : plan.differences.length || plan.needs_restart.length
@@ -191,6 +249,7 @@ export function configuration(status, changes, plan) {
     h("h3", null, "Changes that are not saved"),
     changes.kept.length ? list(changes.kept.map(edit)) : empty("None."),
     changes.set_aside.length > 0 && [h("h3", null, "Changes that no longer apply"), list(changes.set_aside.map(({ kept, why }) => [edit(kept), `: ${why}`]))],
+    h("h3", null, "History"), past(history),
   ];
 }
 
