@@ -40,7 +40,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser, Debug)]
 #[command(name = "nvmf", version = VERSION, max_term_width = 100, args_override_self = true)]
 struct Cli {
-    /// How much to log to the standard error [default: error; attach and link --listen: info; copy, and bench and verify over --paths: warn]
+    /// Set the log level on standard error [default: error; attach and link --listen: info; copy, and bench and verify over --paths: warn]
     #[arg(long, value_name = "LEVEL", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
     log: Option<LevelFilter>,

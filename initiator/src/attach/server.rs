@@ -238,7 +238,7 @@ impl Server {
     fn flush(&mut self, now: Instant, until: Instant) {
         let left = self.requests.in_use();
         if left > 0 {
-            warn!("{left} requests of clients are not done, and fail");
+            warn!("requests of clients that were not executed, and fail: {left}");
         }
         self.ending = Ending::Flushing(until);
         let (operation, tag) = (Operation::Flush, LAST_FLUSH);
@@ -491,7 +491,9 @@ impl Server {
         if let Notice::Resized { .. } = notice
             && stale > 0
         {
-            warn!("{stale} connections of clients keep the old size until they connect again");
+            warn!(
+                "connections of clients that keep the old size until they connect again: {stale}"
+            );
         }
     }
 }

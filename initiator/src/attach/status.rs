@@ -152,7 +152,7 @@ impl Status {
             _ => "fail: there is no path to wait for",
         };
         let _ = write!(text, "requests {fate}; {} under way", self.requests_in_flight);
-        let _ = write!(text, "; {} connections of clients", self.clients);
+        let _ = write!(text, "; connections of clients: {}", self.clients);
         if self.clients_with_old_size > 0 {
             let _ = write!(
                 text,
@@ -332,7 +332,7 @@ mod tests {
             status().text(),
             "nqn.2026-11.io.nvmfd:d, namespace 1: 1048576 bytes in blocks of 4096, at /run/d.nbd \
              (soft)\n\
-             requests are carried out; 0 under way; 2 connections of clients, 1 of them with the \
+             requests are carried out; 0 under way; connections of clients: 2, 1 of them with the \
              size before a resize: until they connect again\n\
              path 192.0.2.1:4420 live, optimized, in use\n\
              path 192.0.2.1:4421 down: the target closed the connection; it is connected again in \

@@ -61,8 +61,8 @@ impl Plan {
         let per_queue = args.iodepth.div_ceil(u32::from(queues.max(1)));
         if u32::from(capacity) < per_queue {
             return Err(Error::Usage(format!(
-                "--iodepth {}: the controller grants {queues} queues for {capacity} commands each; \
-                 ask for more queues with -i, or for fewer commands",
+                "--iodepth {}: more than fit into the granted I/O queues ({queues} × {capacity}); \
+                 request more queues with -i, or fewer commands",
                 args.iodepth
             )));
         }
@@ -131,7 +131,10 @@ pub(super) fn piece(bytes: u64) -> Result<u32, Error> {
 pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<OptionDefaults, Error> {
     let entries = u16::try_from(per_queue + 1).ok().filter(|&entries| entries <= 4096);
     let entries = entries.ok_or_else(|| {
-        Error::Usage(format!("--iodepth {}: more than {queues} queues hold", args.iodepth))
+        Error::Usage(format!(
+            "--iodepth {}: more than fit into the I/O queues ({queues})",
+            args.iodepth
+        ))
     })?;
     let data_bytes = u64::from(piece(args.bs)?) * u64::from(args.iodepth) + SPARE_BYTES;
     if data_bytes > MOST_BYTES {

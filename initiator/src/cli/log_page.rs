@@ -125,7 +125,7 @@ pub(crate) fn page(args: &PageArgs, common: &CommonArgs) -> Result<(), Error> {
 }
 
 fn short() -> Error {
-    Error::Local("the log page is shorter than it must be".into())
+    Error::Local("the log page is shorter than specified".into())
 }
 
 fn smart_text(log: &Smart, place: &str, nsid: u32) -> String {

@@ -141,7 +141,7 @@ pub(crate) fn release(args: &ReleaseArgs, common: &CommonArgs) -> Result<(), Err
 pub(crate) fn report(args: &ReportArgs, common: &CommonArgs) -> Result<(), Error> {
     let bytes = common.with(|host| read_report(host, args))?;
     let Some(status) = bytes.first_chunk().map(ReservationStatus::parse) else {
-        return Err(Error::Local("the report is shorter than it must be".into()));
+        return Err(Error::Local("the report is shorter than specified".into()));
     };
     let entries = bytes.get(EXTENDED_STATUS_BYTES..).unwrap_or_default();
     let (entries, _) = entries.as_chunks();
@@ -160,7 +160,7 @@ pub(crate) fn notification(raw: &Raw, common: &CommonArgs) -> Result<(), Error> 
     let page = GetLogPage { nsid: NSID_ALL, rae: false, ..page };
     let bytes = common.with(|host| host.log(page, NotificationPage::BYTES))?;
     let Some(log) = bytes.first_chunk().map(NotificationPage::parse) else {
-        return Err(Error::Local("the log page is shorter than it must be".into()));
+        return Err(Error::Local("the log page is shorter than specified".into()));
     };
     let json = || {
         object([

@@ -51,7 +51,7 @@ fn read<T, const N: usize>(
     let page = GetLogPage { csi: Csi::NVM, ..GetLogPage::new(lid, 0, 1) };
     let bytes = common.with(|host| host.log(page, N))?;
     let log = bytes.first_chunk().map(parse);
-    let log = log.ok_or(Error::Local("the log page is shorter than it must be".into()))?;
+    let log = log.ok_or(Error::Local("the log page is shorter than specified".into()))?;
     Ok((bytes, log))
 }
 

@@ -18,8 +18,8 @@ pub enum EndReason {
     Closed,
     /// No connection, and no reject either.
     #[error(
-        "no connection to {to}: nothing there speaks RDMA; look at the address, the route, and \
-         whether a firewall lets UDP port 4791 through"
+        "no connection to {to}: no response to RDMA connection requests; check the \
+         address, the route, and that no firewall drops UDP port 4791"
     )]
     Unreachable {
         /// The address of the target.

@@ -303,7 +303,7 @@ impl Run<'_> {
             progress.say(
                 elapsed,
                 format!(
-                    "{} operations, {} blocks checked, {} violations",
+                    "operations: {}, checked blocks: {}, violations: {}",
                     verifier.ops, counts.blocks_checked, counts.violations
                 ),
             );

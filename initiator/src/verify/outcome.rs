@@ -48,10 +48,10 @@ impl Outcome {
         }
         let (shape, seconds) = (self.shape, self.elapsed.as_secs_f64());
         let verdict = match violations {
-            0 if self.reads_everything == 0 => "nothing is wrong with what was read".to_owned(),
-            0 => "every block is what it must be".to_owned(),
-            1 => "one block is not what it must be".to_owned(),
-            n => format!("{n} times a block was not what it must be"),
+            0 if self.reads_everything == 0 => "all blocks that were read match".to_owned(),
+            0 => "all blocks match".to_owned(),
+            1 => "one block does not match".to_owned(),
+            n => format!("{n} times a block did not match"),
         };
         writeln!(out, "verify: {verdict}")?;
         writeln!(

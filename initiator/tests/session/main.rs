@@ -477,7 +477,10 @@ fn refused_connects_report_their_cause() {
         (other(8), "192.0.2.1 refused the connection: nothing listens on port 4420 there"),
         (other(-111), "192.0.2.1 refused the connection: nothing listens on port 4420 there"),
         (other(28), "refused with code 28: what listens there may be no NVMe target"),
-        (Reason::NotEstablished, "no connection to 192.0.2.1:4420: nothing there speaks RDMA"),
+        (
+            Reason::NotEstablished,
+            "no connection to 192.0.2.1:4420: no response to RDMA connection requests",
+        ),
         (Reason::Device, "the RDMA device failed or was removed"),
     ];
     for (reason, text) in cases {

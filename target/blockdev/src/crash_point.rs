@@ -20,7 +20,7 @@ pub mod testing {
 
     use nix::sys::signal::{Signal, raise};
 
-    const FOLDER: &str = "NVMFD_TEST_KILLED_FOLDER";
+    const DIRECTORY: &str = "NVMFD_TEST_KILLED_DIRECTORY";
     const STEPS: &str = "NVMFD_TEST_KILLED_STEPS";
 
     /// Crash points left before the process is killed; 0: disabled.
@@ -46,7 +46,7 @@ pub mod testing {
     /// In a process started by [`run_killed`]: its directory, and the crash point at which it is
     /// killed.
     pub fn killed_process() -> (PathBuf, u32) {
-        let directory = env::var_os(FOLDER).expect("run by another test");
+        let directory = env::var_os(DIRECTORY).expect("run by another test");
         let steps = env::var(STEPS).expect("run by another test");
         (directory.into(), steps.parse().unwrap())
     }
@@ -56,7 +56,7 @@ pub mod testing {
     pub fn run_killed(own: &str, directory: &Path, steps: u32) -> (usize, bool) {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", own, "--ignored", "--nocapture", "--test-threads=1"])
-            .env(FOLDER, directory)
+            .env(DIRECTORY, directory)
             .env(STEPS, steps.to_string())
             .stdout(Stdio::piped())
             .spawn()

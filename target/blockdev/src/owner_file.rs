@@ -242,7 +242,7 @@ fn foreign(path: &Path, daemon: &Daemon) -> Result<Option<String>, OpenError> {
         Err(error) => return Err(unusable(path, &error)),
     };
     let Ok(record) = unseal::<OwnerRecord>(text.as_bytes()) else {
-        return Err(held(path, "some nvmfd (the file makes no sense)"));
+        return Err(held(path, "some nvmfd (the file is damaged)"));
     };
     let Daemon { machine, process, host, .. } = &record.daemon;
     let since = record.since;
@@ -397,13 +397,13 @@ pub(super) mod tests {
         assert!(Owner::look(&path, &Daemon::this()).is_ok());
         for cut in 0..good.len() {
             fs::write(&at, &good[..cut]).unwrap();
-            assert!(refusal(&path, &Daemon::this()).contains("makes no sense"), "{cut} bytes");
+            assert!(refusal(&path, &Daemon::this()).contains("is damaged"), "{cut} bytes");
         }
         for at_byte in 0..good.len() {
             let mut bad = good.clone();
             bad[at_byte] ^= 0x80;
             fs::write(&at, bad).unwrap();
-            assert!(refusal(&path, &Daemon::this()).contains("makes no sense"), "{at_byte}");
+            assert!(refusal(&path, &Daemon::this()).contains("is damaged"), "{at_byte}");
         }
     }
 }

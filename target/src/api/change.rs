@@ -196,7 +196,7 @@ impl fmt::Display for Change {
 }
 
 /// The remedy where only another request can succeed.
-pub const UNCHANGED: &str = "everything is as it was";
+pub const UNCHANGED: &str = "nothing was changed";
 
 /// Requested changes: all of them, or none.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]

@@ -17,8 +17,8 @@ impl fmt::Display for Config {
         writeln!(f, "provider    {}", self.provider)?;
         write!(f, "reactors    {count} (threads = {}), ", self.reactor.threads)?;
         match self.reactor.spin {
-            Auto::Auto => write!(f, "each spins as long as it pays")?,
-            Auto::Number(0) => write!(f, "each sleeps as soon as it is idle")?,
+            Auto::Auto => write!(f, "polling adapts to the load")?,
+            Auto::Number(0) => write!(f, "each sleeps when it is idle")?,
             Auto::Number(micros) => write!(f, "each spins for {micros} us before it sleeps")?,
         }
         match self.reactor.cpus.as_slice() {

@@ -5,6 +5,8 @@
 //! needed, so less is resident while hosts are idle. With `verbs` the adapter's library needs more
 //! memory, which is not included.
 
+use crate::plural::count;
+
 use super::Config;
 
 /// Entries of an admin queue, as hosts request them.
@@ -36,8 +38,9 @@ pub(crate) fn sentence(config: &Config) -> String {
     let (queues, entries) = (config.limits.io_queues, config.limits.queue_depth);
     let kib = |bytes: u64| bytes.div_ceil(1 << 10);
     format!(
-        "beside the pools, a host with {queues} I/O queues of {entries} entries takes {:.1} MiB: {} \
-         KiB for each of them, and {} KiB",
+        "beside the pools, a host with {} of {entries} entries takes {:.1} MiB: {} KiB for each of \
+         them, and {} KiB",
+        count(queues, "I/O queue"),
         host_bytes(queues, entries) as f64 / f64::from(1 << 20),
         kib(queue_bytes(entries)),
         kib(host_bytes(0, entries)),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ns_management::Grant;
+use crate::plural::count;
 
 use super::key_tree;
 use super::schema::{bounded, name};
@@ -54,8 +55,8 @@ impl fmt::Display for ManagedConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "            hosts manage up to {} namespaces of {} together in {}",
-            self.namespaces,
+            "            hosts manage up to {} of {} together in {}",
+            count(self.namespaces, "namespace"),
             Size(self.quota_bytes),
             self.directory.display()
         )?;

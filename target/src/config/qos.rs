@@ -11,6 +11,7 @@ use super::schema::{NQN_FORM, name};
 use super::size::{SIZE_FORM, Size};
 use super::table_reader::{At, TableReader};
 use crate::core::subsystem::rate_limit::Limit;
+use crate::plural::count;
 
 /// The longest burst.
 const MOST_BURST_MS: u32 = 10_000;
@@ -108,7 +109,7 @@ impl fmt::Display for Described<'_> {
         let Described(limit) = self;
         f.write_str("at most ")?;
         if let Some(iops) = limit.iops {
-            write!(f, "{iops} commands")?;
+            f.write_str(&count(iops, "command"))?;
         }
         if let Some(bandwidth) = limit.bandwidth {
             let and = if limit.iops.is_some() { " and " } else { "" };

@@ -20,6 +20,7 @@ use crate::core::sched::range_lock::{DeviceLock, RangeLocks};
 use crate::core::shared::Shared;
 use crate::core::subsystem::Namespace;
 use crate::core::subsystem::write_protect::WriteProtectGuard;
+use crate::plural;
 
 /// How long changes of hosts wait for earlier ones: a device that hangs must not stop others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -126,8 +127,9 @@ impl<'a> FileNamespace<'a> {
         let refusing = self.shared.registry.refuse_connects(&self.nqn, force);
         refusing.map_err(|(host, count)| {
             let sentence = format!(
-                "{count} controllers of hosts use {}, one of {host}: what they have in memory \
-                 would be written over the snapshot",
+                "{} of hosts on {}, one of {host}: what they have in memory would be written over \
+                 the snapshot",
+                plural::count(count, "controller"),
                 self.nqn
             );
             let remedy = "unmount and disconnect there first; `--force` only if nothing of the \

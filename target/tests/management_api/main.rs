@@ -266,7 +266,7 @@ fn a_clone_that_is_not_added_is_reported_as_made() {
             true => (
                 "422 Unprocessable Entity",
                 "{\"title\":\"\",\"status\":422,\"detail\":\"too many\",\"remedy\":\
-                 \"everything is as it was\"}",
+                 \"nothing was changed\"}",
             ),
             false => ("200 OK", "{\"differences\":[],\"block_size_bytes\":4096}"),
         };

@@ -83,6 +83,130 @@ fn comments_contain_no_forbidden_words() {
     assert!(found.is_empty(), "words that comments do not have:\n{}", found.join("\n"));
 }
 
+/// The same for texts of users, beside those of comments.
+const TEXTS: [(&str, &str); 8] = [
+    ("are a beginning", "are starting points"),
+    ("as it should be", "healthy, unhealthy"),
+    ("is as it was", "is unchanged, nothing was changed"),
+    ("mistake", "error"),
+    ("of theirs", "the noun"),
+    ("told", "reported"),
+    ("what it must be", "matches"),
+    ("as long as it pays", "adapts"),
+];
+
+/// Nouns that a placeholder counts: one of them is in the singular, which `count` chooses.
+const COUNTED: [&str; 10] = [
+    "changes",
+    "commands",
+    "connections",
+    "controllers",
+    "hosts",
+    "listeners",
+    "namespaces",
+    "queues",
+    "requests",
+    "subsystems",
+];
+
+/// Files that users read, with their lines.
+fn texts_of_users() -> Vec<(String, String)> {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = vec!["README.md".to_owned(), "SECURITY.md".to_owned()];
+    for directory in ["docs", "docs/src", "configs"] {
+        for entry in std::fs::read_dir(checkout.join(directory)).expect(directory) {
+            let name = entry.expect("an entry").file_name();
+            found.push(format!("{directory}/{}", name.to_str().expect("text")));
+        }
+    }
+    let read = |name: String| {
+        let text = std::fs::read_to_string(checkout.join(&name)).ok()?;
+        Some((name, text))
+    };
+    let texts: Vec<_> = found.into_iter().filter_map(read).collect();
+    assert!(texts.len() > 40, "the documents are found");
+    texts
+}
+
+/// What is between quotes in a line of a program, without placeholders: messages and help texts.
+fn literals(line: &str) -> String {
+    let mut text = String::new();
+    let (mut quoted, mut depth, mut before) = (false, 0_u32, ' ');
+    for c in line.chars() {
+        match c {
+            '"' if before != '\\' => quoted = !quoted,
+            '{' if quoted => depth += 1,
+            '}' if quoted => depth = depth.saturating_sub(1),
+            _ if quoted && depth == 0 => text.push(c),
+            _ => {}
+        }
+        before = c;
+    }
+    text.to_lowercase()
+}
+
+/// Lines of programs that users run, before their tests.
+fn lines_of_programs() -> Vec<(String, usize, String)> {
+    let mut found = Vec::new();
+    for (name, lines) in super::sources() {
+        let parts = ["target/src", "target/core/src", "target/blockdev/src", "initiator/src"];
+        let is_program = parts.iter().any(|part| name.starts_with(part));
+        if !is_program || name.contains("tests") {
+            continue;
+        }
+        let lines = lines.into_iter().zip(1..);
+        let lines = lines.take_while(|(line, _)| !line.starts_with("#[cfg(test)]"));
+        found.extend(lines.map(|(line, number)| (name.clone(), number, line.to_owned())));
+    }
+    found
+}
+
+#[test]
+fn texts_of_users_contain_no_forbidden_words() {
+    let mut found = Vec::new();
+    let mut check = |place: String, text: &str| {
+        for (word, instead) in PROSE.iter().chain(&TEXTS) {
+            if has_word(text, word) {
+                found.push(format!("{place}: \"{word}\"; rather: {instead}"));
+            }
+        }
+        // On a command line two dots are the parent directory.
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("..") {
+            if before.ends_with(['=', ',', ':']) && !after.starts_with(['.', '/', '=']) {
+                found.push(format!("{place}: \"..\"; rather: a name in capitals, or …"));
+            }
+            rest = after;
+        }
+    };
+    for (name, text) in texts_of_users() {
+        for (line, number) in text.lines().zip(1..) {
+            check(format!("{name}:{number}"), &line.to_lowercase());
+        }
+    }
+    for (name, number, line) in lines_of_programs() {
+        check(format!("{name}:{number}"), &literals(&line));
+    }
+    assert!(found.is_empty(), "words that texts do not have:\n{}", found.join("\n"));
+}
+
+#[test]
+fn texts_of_programs_count_nouns_with_singular_and_plural() {
+    let mut found = Vec::new();
+    for (name, number, line) in lines_of_programs() {
+        for (at, _) in line.match_indices("} ") {
+            let rest = &line[at + 2..];
+            let noun = rest.split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
+            let name_of_constant = line[..at].rsplit('{').next().unwrap_or_default();
+            let is_constant = name_of_constant.chars().any(char::is_uppercase);
+            if COUNTED.contains(&noun) && !is_constant && line[..at].contains('"') {
+                found.push(format!("{name}:{number}: {}", line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "\"1 hosts\": use count:\n{}", found.join("\n"));
+}
+
 /// Words with which no name of a test begins: it has a noun of the field as its subject.
 const NO_SUBJECTS: [&str; 18] = [
     "everything",

@@ -125,7 +125,7 @@ fn verify_finds_no_violation_on_a_correct_target() {
         assert!(found["blocks_checked"].as_u64() >= found["blocks"].as_u64());
     }
     let text = target.nvmf("verify", &["--ops", "100", "--size", "64m"]).good();
-    assert!(text.text().starts_with("verify: every block is what it must be\n"), "{}", text.text());
+    assert!(text.text().starts_with("verify: all blocks match\n"), "{}", text.text());
 }
 
 #[test]

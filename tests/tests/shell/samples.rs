@@ -104,6 +104,11 @@ pub(crate) const SAMPLES: &[Sample] = &[
     ),
     sample(
         "tests/demo/record",
+        "2. It\n  $ nvmfctl status\n    ours\n  $ nvme list\n    its version\n3. More\n    ours\n",
+        "2. It\n  $ nvmfctl status\n    ours\n  $ nvme list\n3. More\n    ours\n",
+    ),
+    sample(
+        "tests/demo/record",
         "3. A refused host\n  $ nvmf list <x> & y\n   answer\n\n",
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"79\" font-family=\"monospace\" font-size=\"12.5\" role=\"img\">\n  <title>A refused host and its cause; a daemon that is killed while a host writes</title>\n  <rect width=\"960\" height=\"79\" rx=\"6\" fill=\"#1b1f24\"/>\n  <text x=\"14\" y=\"27\" fill=\"#79c0ff\" xml:space=\"preserve\">3. A refused host</text>\n  <text x=\"14\" y=\"44\" fill=\"#7ee787\" xml:space=\"preserve\">  $ nvmf list &lt;x&gt; &amp; y</text>\n  <text x=\"14\" y=\"61\" fill=\"#e6edf3\" xml:space=\"preserve\">   answer</text>\n</svg>\n",
     ),

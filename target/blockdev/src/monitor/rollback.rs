@@ -83,7 +83,7 @@ impl Shared {
         let committed = synced.map_err(|error| failed("sync the directory of", path, &error));
         let committed = committed.and_then(|()| {
             crash_point();
-            let remedy = "the namespace is as it was; look at its file, then try again";
+            let remedy = "the namespace is unchanged; look at its file, then try again";
             self.serve_copy(device, old).map_err(|why| ReflinkError::new(why, remedy))
         });
         if committed.is_err() {
@@ -163,7 +163,7 @@ fn open_snapshot(path: &Path, old: &BackingDevice) -> Result<File, ReflinkError>
 
 fn failed(tried: &str, path: &Path, error: &std::io::Error) -> ReflinkError {
     let sentence = format!("cannot {tried} {}: {error}", path.display());
-    ReflinkError::new(sentence, "the namespace is as it was; see the kernel's log")
+    ReflinkError::new(sentence, "the namespace is unchanged; see the kernel's log")
 }
 
 #[cfg(test)]

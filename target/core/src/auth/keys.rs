@@ -197,8 +197,8 @@ impl Keyring {
             match old.hosts.get(nqn) {
                 None => lines.push(format!("host {nqn} must authenticate")),
                 Some(was) if !keys.host.is(&was.host) => lines.push(format!(
-                    "the key of host {nqn} changed: what it let in is disconnected unless it \
-                     authenticates with the new one within {} s",
+                    "the key of host {nqn} changed: controllers admitted by it are disconnected unless \
+                     they authenticate with the new one within {} s",
                     GRACE.as_secs()
                 )),
                 Some(was) if !keys.are(was) => lines.push(format!("keys of host {nqn} changed")),
@@ -213,7 +213,7 @@ impl Keyring {
                 ),
                 false if self.rules.required => format!("the key of host {nqn} was removed"),
                 false => format!(
-                    "host {nqn} need not authenticate any more: whoever uses its name is let in"
+                    "host {nqn} need not authenticate any more: any host that uses its name is admitted"
                 ),
             });
         }
@@ -293,7 +293,7 @@ mod tests {
         let mut exempt = Keyring::default().with_rules(rules);
         exempt.revoke(later.known());
         assert_eq!(exempt.demand(&known, &disk), Requirement::Nothing);
-        assert!(exempt.differences(&old)[0].contains("whoever uses its name is let in"));
+        assert!(exempt.differences(&old)[0].contains("any host that uses its name is admitted"));
         assert!(exempt.known().is_empty());
     }
 }

@@ -288,7 +288,7 @@ mod tests {
         assert!(format!("{failure:?}").contains("there is no disk: add one"));
         let body = problem("0 is none: write 1", UNCHANGED);
         let failure = read::<Value>(StatusCode::UNPROCESSABLE_ENTITY, &body).unwrap_err();
-        assert!(format!("{failure:?}").contains("0 is none: write 1 (everything is as it was)"));
+        assert!(format!("{failure:?}").contains("0 is none: write 1 (nothing was changed)"));
         let failure = read::<Value>(StatusCode::OK, b"{").unwrap_err();
         assert!(format!("{failure:?}").contains("another version"));
     }

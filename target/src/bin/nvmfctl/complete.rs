@@ -16,6 +16,7 @@ use clap_complete::engine::ArgValueCompleter;
 use clap_complete::env::{CompleteEnv, Shells};
 use nvmfd::api::{Controller, GatewayGroup, Host, Listener, Namespace, Subsystem};
 use nvmfd::config::DEFAULT_SOCKET;
+use nvmfd::count;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
@@ -100,7 +101,7 @@ type Values = BTreeMap<String, String>;
 
 fn subsystems() -> Values {
     let all = get::<Subsystem>("/v1/subsystems");
-    all.map(|it| (it.nqn, format!("{} namespaces", it.namespaces.len()))).collect()
+    all.map(|it| (it.nqn, count(it.namespaces.len(), "namespace"))).collect()
 }
 
 fn namespaces() -> Values {
@@ -109,7 +110,8 @@ fn namespaces() -> Values {
 
 fn hosts() -> Values {
     let all = get::<Host>("/v1/hosts");
-    all.map(|it| (it.nqn, format!("allowed by {} subsystems", it.subsystems.len()))).collect()
+    all.map(|it| (it.nqn, format!("allowed by {}", count(it.subsystems.len(), "subsystem"))))
+        .collect()
 }
 
 fn listeners() -> Values {

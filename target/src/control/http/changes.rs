@@ -115,13 +115,13 @@ fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
             ApiError::not_found(error, "see `nvmfctl status` and the lists")
         }
         ChangeError::Misfit(EditError::Exists(error)) => {
-            ApiError::new(StatusCode::CONFLICT, error, "change that, or take another")
+            ApiError::new(StatusCode::CONFLICT, error, "change it, or choose another identifier")
         }
         ChangeError::Misfit(EditError::Wrong(error)) | ChangeError::Unservable(error) => {
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, UNCHANGED)
         }
         ChangeError::Unkept(error) => {
-            let remedy = "everything is as it was; make room in the state directory";
+            let remedy = "nothing was changed; make room in the state directory";
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy)
         }
         ChangeError::Stale => ApiError::new(

@@ -163,7 +163,7 @@ async fn answered(
         Ok(Ok(Err(status))) if status != Status::INTERNAL_ERROR => Err(settled(was)),
         Ok(Ok(Err(_))) => {
             let error = "the state cannot be kept in the `state_directory`; the log says why";
-            let remedy = "everything is as it was; make room there";
+            let remedy = "nothing was changed; make room there";
             Err(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy))
         }
         Ok(Err(Timeout)) => Err(late(protection.state() == wanted)),
@@ -177,7 +177,7 @@ fn late(is_set: bool) -> ApiError {
     let (error, remedy) = match is_set {
         true => (
             "it is protected, but writes from before are still under way after 30 s",
-            "see `nvmfctl namespace list` for how its store fares",
+            "see `nvmfctl namespace list` for the state of its backing store",
         ),
         false => (
             "the state has not changed after 30 s, and may still change: the `state_directory` does \

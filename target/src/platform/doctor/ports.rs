@@ -173,7 +173,10 @@ pub(super) fn said(program: &str, args: &[&str]) -> Option<String> {
 fn firewall(nft: Option<String>, iptables: Option<String>) -> Finding {
     let check = "firewall";
     if nft.is_none() && iptables.is_none() {
-        return Finding::ok(check, "there is neither nft nor iptables: no rules of theirs");
+        return Finding::ok(
+            check,
+            "neither nft nor iptables is installed: no firewall rules to examine",
+        );
     }
     let texts = [nft.unwrap_or_default(), iptables.unwrap_or_default()];
     let lines: Vec<&str> = texts.iter().flat_map(|text| text.lines()).map(str::trim).collect();

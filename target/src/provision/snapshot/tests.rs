@@ -57,7 +57,7 @@ fn a_host_that_connects_during_a_rollback_is_refused_and_may_retry() {
     });
     let host = connect(&shared.registry).unwrap().association;
     let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
-    assert!(error.sentence.starts_with("1 controllers of hosts use"), "{error}");
+    assert!(error.sentence.starts_with("1 controller of hosts on"), "{error}");
     shared.registry.admin_closed(&host);
     let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
     assert!(error.sentence.contains("missing"), "{error}");

@@ -44,7 +44,7 @@ fn the_examples_of_nvmetcli_are_read() {
     assert_eq!(
         namespace.nguid,
         namespace.uuid.into_bytes(),
-        "no host is told of an NGUID of zeros"
+        "an NGUID of zeros is reported to no host"
     );
 }
 

@@ -47,7 +47,7 @@ pub(crate) enum ImportError {
     #[error("nothing of it can be served here: {}", .0.join("; "))]
     Nothing(Vec<String>),
     /// An internal error: the result is invalid.
-    #[error("the result has mistakes, which is a bug: {errors}")]
+    #[error("the result has errors, which is a bug: {errors}")]
     Mistakes {
         /// The errors.
         errors: ConfigErrors,
