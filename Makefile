@@ -49,11 +49,11 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
 
 packages: ## Install the Debian packages that a build needs, where they are missing
 	@$(call install,$(PACKAGES))
@@ -324,8 +324,12 @@ reproduce: ## Make the release twice in two directories, and compare
 	tests/package/reproduce "$(BUILD)"
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
-	@$(call install,debootstrap e2fsprogs qemu-system-x86)
+	@$(call install,debootstrap e2fsprogs lintian qemu-system-x86)
 	$(SUDO) tests/package/run "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
+
+test-distributions: deb ## Install and use the package in fresh roots of Debian 12 and 13, also by the Ansible role
+	@$(call install,debootstrap jq)
+	$(SUDO) tests/package/distributions "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
 
 test-readme: ## Type the commands of README.md on a fresh Debian, and compare what they print: a quarter of an hour
 	@$(call install,debootstrap e2fsprogs qemu-system-x86)
