@@ -12,6 +12,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nvmfd::config::DEFAULT_CONFIG;
 use nvmfd::control::{self, LogFormat};
 use nvmfd::overlay::EffectiveConfig;
 use tracing::level_filters::LevelFilter;
@@ -24,8 +25,8 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser)]
 #[command(version = nvmfd::VERSION)]
 struct Arguments {
-    /// Serve this configuration
-    #[arg(long, value_name = "FILE", env = "NVMFD_CONFIG", global = true)]
+    /// Serve this configuration [default: /etc/nvmfd/nvmfd.toml, if there is one]
+    #[arg(short, long, value_name = "FILE", env = "NVMFD_CONFIG", global = true)]
     config: Option<PathBuf>,
     /// Set the log level
     #[arg(long, value_name = "LEVEL", default_value = "info", global = true,
@@ -42,7 +43,7 @@ struct Arguments {
 enum Job {
     /// Check a configuration and print it with the important defaults; serve nothing
     Check {
-        /// Check this configuration; absent: that of --config
+        /// Check this configuration; absent: that of --config, or the default
         file: Option<PathBuf>,
     },
     /// Announce services by multicast DNS, for the daemon
@@ -72,14 +73,19 @@ fn main() -> ExitCode {
     let format = Some(format).filter(|it| is_lasting || *it == LogFormat::Json);
     control::start_log(arguments.log, format);
     let done = match (arguments.job, arguments.config) {
-        (None, Some(file)) => serve(file),
-        (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
+        (None, config) => match config.or_else(default_config) {
+            Some(file) => serve(file),
+            None => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),
+        },
         (Some(Job::Check { file: Some(file) }), config)
             if config.is_none() || is_of_environment =>
         {
             check(&file)
         }
-        (Some(Job::Check { file: None }), Some(file)) => check(&file),
+        (Some(Job::Check { file: None }), config) => match config.or_else(default_config) {
+            Some(file) => check(&file),
+            None => usage("name one configuration: nvmfd check FILE"),
+        },
         (Some(Job::Announce { services, pause }), _) => logged(control::announce(&services, pause)),
         (Some(Job::InstallFiles { share }), _) => install_files(&share),
         (Some(Job::Check { .. }), _) => usage("name one configuration: nvmfd check FILE"),
@@ -91,6 +97,10 @@ fn main() -> ExitCode {
 fn check(file: &Path) -> bool {
     raise_limits();
     control::check(file)
+}
+
+fn default_config() -> Option<PathBuf> {
+    Some(PathBuf::from(DEFAULT_CONFIG)).filter(|file| file.exists())
 }
 
 /// Serves until a stop is requested. Logs the error if that fails.

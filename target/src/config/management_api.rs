@@ -10,6 +10,9 @@ use serde::Serialize;
 use super::key_tree;
 use super::table_reader::{At, TableReader};
 
+/// Configuration of programs that are given none.
+pub const DEFAULT_CONFIG: &str = "/etc/nvmfd/nvmfd.toml";
+
 /// Default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
 

@@ -59,7 +59,7 @@ pub(crate) use key_tree::tree;
 pub use known_keys::known_keys;
 pub(crate) use line_origin::Origins;
 pub use listener::overlap;
-pub use management_api::{DEFAULT_SOCKET, ManagementConfig};
+pub use management_api::{DEFAULT_CONFIG, DEFAULT_SOCKET, ManagementConfig};
 pub use missing::Missing;
 pub(crate) use ns_management::CATALOG_RECORD;
 pub use ns_management::ManagedConfig;

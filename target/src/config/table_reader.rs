@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
@@ -37,6 +37,15 @@ pub struct Diagnostic {
     pub remedy: String,
 }
 
+impl Diagnostic {
+    /// The error with its place as compilers write it, which editors find.
+    pub(crate) fn in_file(&self, file: &Path) -> String {
+        let place =
+            self.place.map_or_else(String::new, |(line, column)| format!("{line}:{column}:"));
+        format!("{}:{place} {}: {}", file.display(), self.what, self.remedy)
+    }
+}
+
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((line, column)) = self.place {
@@ -61,10 +70,10 @@ impl fmt::Display for ConfigErrors {
             if n > 0 {
                 writeln!(f)?;
             }
-            if let Some(file) = mistake.file.as_ref().or(self.file.as_ref()) {
-                write!(f, "{}: ", file.display())?;
+            match mistake.file.as_ref().or(self.file.as_ref()) {
+                Some(file) => f.write_str(&mistake.in_file(file))?,
+                None => write!(f, "{mistake}")?,
             }
-            write!(f, "{mistake}")?;
         }
         Ok(())
     }
@@ -155,7 +164,7 @@ impl<'t> Diagnostics<'t> {
         };
         match &self.sources[index].1.file {
             Some(file) if index != here => {
-                format!("{}, line {line}, column {column}", file.display())
+                format!("{}:{line}:{column}", file.display())
             }
             _ => format!("line {line}"),
         }
@@ -507,6 +516,6 @@ mod tests {
         assert_eq!(report.place(7), (1, (1, 1)));
         assert_eq!(report.place(8), (1, (2, 1)));
         assert_eq!(report.shown(&(8..9), &(7..8)), "line 2");
-        assert_eq!(report.shown(&(8..9), &(0..1)), "/c.toml, line 2, column 1");
+        assert_eq!(report.shown(&(8..9), &(0..1)), "/c.toml:2:1");
     }
 }

@@ -33,10 +33,7 @@ impl EditError {
         let each = errors.mistakes.iter().map(|mistake| {
             let file = mistake.file.as_ref().or(errors.file.as_ref());
             let file = file.filter(|_| mistake.place.is_some());
-            file.map_or_else(
-                || mistake.to_string(),
-                |file| format!("{}: {mistake}", file.display()),
-            )
+            file.map_or_else(|| mistake.to_string(), |file| mistake.in_file(file))
         });
         EditError::Wrong(each.collect::<Vec<_>>().join("; "))
     }
@@ -339,7 +336,7 @@ fn add(
     };
     if parents.iter().any(|parent| place(parent, key, same).is_some()) {
         let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        return Err(EditError::Exists(format!("there is a {key} {shown} already")));
+        return Err(EditError::Exists(format!("{key} {shown} exists already")));
     }
     let Some(first) = parents.into_iter().next() else { return Ok(()) };
     let mut table = Table::new();

@@ -14,6 +14,8 @@ fn live_changes_survive_a_kill_and_can_be_saved() {
 
     let told = daemon.says(&["namespace", "add", NQN, "auto", disk, "--size", "1MiB", "--dry-run"]);
     assert!(told.starts_with("+ namespace 2: file "), "{told}");
+    let same = daemon.says(&["namespace", "add", NQN, disk, "--size", "1MiB", "--dry-run"]);
+    assert_eq!(same, told, "without an nsid");
     assert!(!daemon.says(&["namespace", "list"]).contains(disk), "only told");
     daemon.says(&add);
     daemon.says(&["namespace", "resize", NQN, "1", "2GiB"]);
@@ -26,9 +28,11 @@ fn live_changes_survive_a_kill_and_can_be_saved() {
         assert_eq!((code, out.as_str()), (Some(1), ""), "{arguments:?}");
         err
     };
-    assert!(refused(&daemon, &add).contains("there is a namespace 2 already"));
+    assert!(refused(&daemon, &add).contains("namespace 2 exists already"));
     let none = ["namespace", "add", NQN, "3", "/nonexistent/disk"];
     assert!(refused(&daemon, &none).contains("(nothing was changed)"));
+    let twice = ["namespace", "add", NQN, "/dev/null", disk];
+    assert!(refused(&daemon, &twice).contains("two paths"));
     assert!(refused(&daemon, &["host", "deny", NQN, "nqn.a"]).contains("admits any host"));
     assert_eq!(daemon.says(&["changes", "list"]).lines().count(), 2, "what is refused is not kept");
 
@@ -61,7 +65,7 @@ fn live_changes_survive_a_kill_and_can_be_saved() {
     assert_eq!(daemon.says(&["apply", other]), plan);
     assert!(!daemon.says(&["namespace", "list"]).contains(disk));
     fs::write(other, "colour = 1\n").unwrap();
-    assert!(refused(&daemon, &["apply", other]).contains("line 1, column 1: unknown key"));
+    assert!(refused(&daemon, &["apply", other]).contains(":1:1: unknown key"));
     daemon.says(&["save"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), declared);
     assert!(daemon.says(&["reload"]).contains("nothing changes"));
@@ -105,12 +109,12 @@ fn changes_to_a_split_configuration_are_saved_to_the_right_file() {
     fs::write(&more, format!("{}colour = 1\n", saved[1])).unwrap();
     let (code, _, err) = nvmfctl(&daemon.socket(), &["reload"]);
     assert_eq!(code, Some(1));
-    assert!(err.contains("guests.toml: line ") && err.contains("unknown key `colour`"), "{err}");
+    assert!(err.contains("guests.toml:10:1: ") && err.contains("unknown key `colour`"), "{err}");
     assert!(daemon.says(&["subsystem", "list"]).contains(theirs));
     let checked =
         Command::new(env!("CARGO_BIN_EXE_nvmfd")).arg("check").arg(&file).output().unwrap();
     let err = String::from_utf8(checked.stderr).unwrap();
-    assert!(!checked.status.success() && err.contains("guests.toml: line "), "{err}");
+    assert!(!checked.status.success() && err.contains("guests.toml:10:1: "), "{err}");
     daemon.stop();
 }
 
@@ -304,9 +308,9 @@ fn apply_of_a_directory_replaces_all_files_or_those_in_conf_d() {
         assert!(daemon.says(&["subsystem", "list"]).contains(&b));
     };
     fs::write(conf_d.join("b.toml"), format!("{}colour = 1\n", guests(&a))).unwrap();
-    refused(&format!("{path}/b.toml: line 4, column 1: unknown key `colour`"));
+    refused(&format!("{path}/b.toml:4:1: unknown key `colour`"));
     fs::write(conf_d.join("b.toml"), guests(NQN)).unwrap();
-    refused("b.toml: line 2, column 7: this NQN is used twice, first in ");
+    refused("b.toml:2:7: this NQN is used twice, first in ");
     fs::rename(conf_d.join("b.toml"), conf_d.join("b.conf")).unwrap();
     refused("more has neither nvmfd.toml nor other files whose names end in .toml");
 

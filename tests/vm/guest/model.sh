@@ -286,7 +286,7 @@ mistake() {
   BROKEN='' good=''
   if [ "$1" -ge 8 ]; then good=$(render); fi
   case $1 in
-    0) COMMAND=(namespace add "$NQN" 1 --kind ram --size 4MiB) WORDS='there is a namespace 1 already' ;;
+    0) COMMAND=(namespace add "$NQN" 1 --kind ram --size 4MiB) WORDS='namespace 1 exists already' ;;
     1) COMMAND=(namespace remove "$NQN" 999) WORDS='there is no namespace 999' ;;
     2) COMMAND=(namespace add "$NQN" 900 "$(target_path "$BACK/nothing-there")") WORDS='nothing-there' ;;
     3) COMMAND=(namespace add "$NQN" 900 --kind ram --size 4MiB --set nosuchkey=1) WORDS='nosuchkey' ;;
@@ -297,7 +297,7 @@ mistake() {
     8) BROKEN=$good$'\nthis is not = [ toml' WORDS="toml: line $(($(wc -l <<<"$good") + 1))," ;;
     9)
       BROKEN=$(sed '0,/^\[\[subsystem\.namespace\]\]/s//[[subsystem.namespace]]\nnsid = 77\nkind = "null"\nsize = "4MiB"\n[[subsystem.namespace]]\nnsid = 77\nkind = "null"\nsize = "4MiB"\n&/' <<<"$good")
-      WORDS='line [0-9]+, column [0-9]+: this nsid is used twice'
+      WORDS='[0-9]+(:|, column )[0-9]+: this nsid is used twice'
       ;;
     10)
       BROKEN=$(sed "0,/^\[\[subsystem\.namespace\]\]/s|^\[\[subsystem\.namespace\]\]|&\nnsid = 78\npath = \"$(target_path "$BACK/nothing-there")\"\n&|" <<<"$good")

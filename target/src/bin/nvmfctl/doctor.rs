@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use nvmfd::config::DEFAULT_CONFIG;
 use nvmfd::control::check::{UnreadChanges, declared};
 use nvmfd::count as count_of;
 use nvmfd::doctor::{
@@ -10,9 +11,6 @@ use nvmfd::doctor::{
 };
 
 use crate::output::{Failure, Output};
-
-/// Configuration that is checked by default.
-const DEFAULT_CONFIG: &str = "/etc/nvmfd/nvmfd.toml";
 
 const NO_CONFIG: &str = "No configuration was looked at: --config FILE has its addresses, disks, \
                          keys and hosts examined too\n";

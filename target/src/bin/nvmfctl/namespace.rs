@@ -25,8 +25,9 @@ pub(crate) enum Command {
     Add {
         /// Select the subsystem by its NQN
         subsystem: String,
-        /// Set its nsid; `auto` is the lowest free one
-        nsid: Nsid,
+        /// Set its nsid; absent or `auto`: the lowest free one
+        #[arg(value_name = "NSID")]
+        nsid: Option<NsidOrPath>,
         /// Use this file, which is created if a size is given, or block device
         path: Option<PathBuf>,
         /// Set the size, such as 10GiB; absent: that of the file
@@ -148,10 +149,44 @@ impl FromStr for Nsid {
     fn from_str(text: &str) -> Result<Nsid, String> {
         match text {
             "auto" => Ok(Nsid::Auto),
-            text => {
-                text.parse().map(Nsid::Number).map_err(|_| "no number, and not auto".to_owned())
-            }
+            text => text
+                .parse()
+                .map(Nsid::Number)
+                .map_err(|_| "no number, not auto, and no path with a /".to_owned()),
         }
+    }
+}
+
+/// The argument after the subsystem: an nsid, or what has a `/` and is a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum NsidOrPath {
+    Nsid(Nsid),
+    Path(PathBuf),
+}
+
+impl FromStr for NsidOrPath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<NsidOrPath, String> {
+        if text.contains('/') {
+            return Ok(NsidOrPath::Path(text.into()));
+        }
+        text.parse().map(NsidOrPath::Nsid)
+    }
+}
+
+/// The arguments after the subsystem, of which the first may be left out.
+fn nsid_and_path(
+    first: Option<NsidOrPath>,
+    path: Option<PathBuf>,
+) -> Result<(Nsid, Option<PathBuf>), Failure> {
+    match (first, path) {
+        (Some(NsidOrPath::Path(_)), Some(_)) => {
+            Err(Failure::new("two paths: write NSID, or `auto`, before the path"))
+        }
+        (Some(NsidOrPath::Path(path)), None) => Ok((Nsid::Auto, Some(path))),
+        (Some(NsidOrPath::Nsid(nsid)), path) => Ok((nsid, path)),
+        (None, path) => Ok((Nsid::Auto, path)),
     }
 }
 
@@ -168,6 +203,10 @@ pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure
     let change = match command {
         Command::List => return client.list("/v1/namespaces", list).await,
         Command::Add { subsystem, nsid, path, size, kind, block_size, read_only, set } => {
+            let (nsid, path) = nsid_and_path(nsid, path)?;
+            if path.is_some() && kind.is_some() {
+                return Err(Failure::new("--kind is instead of a path: leave out one of them"));
+            }
             let mut settings = change::settings(&set)?;
             let mut put = |key: &str, value| change::put(&mut settings, key, value);
             put("path", path.map(|path| absolute(&path)).transpose()?)?;

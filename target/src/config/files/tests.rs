@@ -79,8 +79,8 @@ fn a_configured_include_directory_must_exist() {
     };
     says("\"none\"", "none: the configuration cannot be read: No such file");
     says("\".\"", "it is where the file itself is: name a directory of its own");
-    says("\"\"", "nvmfd.toml: line 1, column 11: `include` names no directory");
-    says("7", "nvmfd.toml: line 1, column 11: `include`");
+    says("\"\"", "nvmfd.toml:1:11: `include` names no directory");
+    says("7", "nvmfd.toml:1:11: `include`");
     // The directory is optional.
     let directory = stage(&[("nvmfd.toml", &format!("{MAIN}{DISK}"))]);
     assert_eq!(load(&directory).unwrap().subsystems.len(), 1);
@@ -97,46 +97,34 @@ fn errors_name_their_file_and_that_of_the_earlier_definition() {
         assert_eq!(lines.len(), says.len(), "{said}");
         lines.iter().zip(says).for_each(|(line, says)| assert!(line.contains(says), "{said}"));
     };
-    twice(
-        DISK,
-        &["conf.d/b.toml: line 2, column 7: this NQN is used twice, first in nvmfd.toml, \
-                   line 7, column 7: give each"],
-    );
+    twice(DISK, &["conf.d/b.toml:2:7: this NQN is used twice, first in nvmfd.toml:7:7: give each"]);
     twice(
         "\nprovider = \"soft\"\n",
-        &["conf.d/b.toml: line 2, column 1: `provider` is said twice, \
-                                         first in nvmfd.toml, line 1, column 1: leave it in one"],
+        &["conf.d/b.toml:2:1: `provider` is said twice, \
+                                         first in nvmfd.toml:1:1: leave it in one"],
     );
     twice(
         "limits.queue_depth = 64",
-        &["conf.d/b.toml: line 1, column 8: `queue_depth` is said \
-                                        twice, first in nvmfd.toml, line 5, column 1"],
+        &["conf.d/b.toml:1:8: `queue_depth` is said \
+                                        twice, first in nvmfd.toml:5:1"],
     );
     twice(
         "[[listener]]\naddress = \"127.0.0.1\"\nid = 9",
-        &["conf.d/b.toml: line 2, column 11: the listener 127.0.0.1:4420 overlaps with \
-         127.0.0.1:4420 of nvmfd.toml, line 2, column 1"],
+        &["conf.d/b.toml:2:11: the listener 127.0.0.1:4420 overlaps with \
+         127.0.0.1:4420 of nvmfd.toml:2:1"],
     );
-    twice("[[listener]]\naddress = \"127.0.0.2\"\nid = 1", &["like the one of nvmfd.toml, line 2"]);
-    twice("subsystem = 7", &["conf.d/b.toml: line 1, column 1: `subsystem` is said twice"]);
-    twice(
-        "include = \"c\"",
-        &["conf.d/b.toml: line 1, column 1: `include` is for the configuration"],
-    );
-    twice("[[subsystem]", &["conf.d/b.toml: line 1, column"]);
+    twice("[[listener]]\naddress = \"127.0.0.2\"\nid = 1", &["like the one of nvmfd.toml:2:1"]);
+    twice("subsystem = 7", &["conf.d/b.toml:1:1: `subsystem` is said twice"]);
+    twice("include = \"c\"", &["conf.d/b.toml:1:1: `include` is for the configuration"]);
+    twice("[[subsystem]", &["conf.d/b.toml:1:"]);
     twice(
         "[[subsystem]]\nnqn = 7\ncolour = 1",
-        &[
-            "conf.d/b.toml: line 2, column 7: `nqn`",
-            "conf.d/b.toml: line 3, column 1: unknown key `colour`",
-        ],
+        &["conf.d/b.toml:2:7: `nqn`", "conf.d/b.toml:3:1: unknown key `colour`"],
     );
     // Each file has its own errors.
     let directory = stage(&[("nvmfd.toml", "a = 1"), ("conf.d/b.toml", "b = 1\nc = 1")]);
     let said = load(&directory).unwrap_err();
-    for says in
-        ["nvmfd.toml: line 1, column 1: unknown key `a`", "b.toml: line 2, column 1: unknown"]
-    {
+    for says in ["nvmfd.toml:1:1: unknown key `a`", "b.toml:2:1: unknown"] {
         assert!(said.contains(says), "{said}");
     }
 }

@@ -521,7 +521,7 @@ fn a_plan_has_what_a_reload_would_change_or_the_errors_of_the_files() {
         std::fs::write(&file, "provider = 1").unwrap();
         let (status, problem) = get(socket, "/v1/plan");
         assert_eq!(status, 422, "{problem}");
-        assert!(problem["detail"].as_str().unwrap().contains("line 1"), "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("nvmfd.toml:1:12: "), "{problem}");
     });
 }
 

@@ -73,19 +73,16 @@ fn subsystem_changes_are_shared_and_listener_changes_are_local() {
 #[test]
 fn shared_errors_name_the_rados_object_and_local_keys_are_refused() {
     let (_directory, declared) = gateway();
-    let place = "rados:rbd/nvmfd.g: ";
+    let place = "rados:rbd/nvmfd.g";
     for (text, what) in [
-        ("[limits]\nqueue_depth = 3", "line 1, column 2: `limits` is not shared by gateways"),
-        ("include = 'x'", "line 1, column 1: `include` is for the configuration file alone"),
-        (
-            "[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:b'\nlisteners = [1]",
-            "line 3, column 1: `listeners`",
-        ),
+        ("[limits]\nqueue_depth = 3", ":1:2: `limits` is not shared by gateways"),
+        ("include = 'x'", ":1:1: `include` is for the configuration file alone"),
+        ("[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:b'\nlisteners = [1]", ":3:1: `listeners`"),
         (
             "[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:b'\nqueue_depth = 65",
-            "line 3, column 15: `queue_depth` is 65",
+            ":3:15: `queue_depth` is 65",
         ),
-        ("[[subsystem]", "line 1"),
+        ("[[subsystem]", ":1:"),
     ] {
         let said = declared.with_shared(shared(text)).unwrap_err().to_string();
         assert!(said.contains(&format!("{place}{what}")), "{said}");
