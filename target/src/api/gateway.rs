@@ -24,6 +24,8 @@ pub struct GatewayGroup {
     pub moving: Option<GatewayMove>,
     /// Port identifiers and addresses that two live gateways have: hosts take their paths for one.
     pub conflicts: Vec<String>,
+    /// Why the heartbeats of this gateway are not confirmed, as far as is known.
+    pub failure: Option<String>,
 }
 
 /// The shared configuration of a gateway group.

@@ -31,12 +31,15 @@ impl GroupView {
     /// Reports a gateway without confirmed heartbeats: it was cut off, or another one has its name or
     /// slot.
     pub fn idle(&self) -> Option<String> {
-        let GatewayGroup { name, gateway, fresh, .. } = self.group();
+        let GatewayGroup { name, gateway, fresh, failure, .. } = self.group();
         // Without a name it has not looked at the group yet.
         (!fresh && !name.is_empty()).then(|| {
+            let why = failure.unwrap_or_else(|| {
+                "see the log, `ceph -s`, and `nvmfctl gateway list` at another gateway".to_owned()
+            });
             format!(
                 "gateway {gateway} of the group {name} serves nothing: its heartbeats are not \
-                 confirmed; see the log, `ceph -s`, and `nvmfctl gateway list` at another gateway"
+                 confirmed: {why}"
             )
         })
     }

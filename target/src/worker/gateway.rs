@@ -4,6 +4,7 @@
 
 mod agreement;
 mod cluster;
+mod failures;
 mod image_queue;
 pub(crate) mod shared;
 
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::time::{ClockId, clock_gettime};
 use nvme::Nqn;
 use nvme::log::AnaState;
-use nvmfd_gateway::record::{Applied, Key, KeyedHosts, Membership, Slot};
+use nvmfd_gateway::record::{Applied, Key, KeyedHosts, MemberRecord, Membership, Slot};
 use nvmfd_gateway::{
     Access, Action, Declaration, DropReason, EndReason, Event, Gateway, Member, Operation,
     OperationId, Outcome, Stage, Timing,
@@ -40,6 +41,7 @@ use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
 use agreement::Agreement;
 use cluster::{Cluster, GroupImage, ImageJob, lock};
+use failures::Step;
 use image_queue::ImageQueue;
 
 /// Interval between checks of the data client and of images that were opened meanwhile.
@@ -119,6 +121,7 @@ impl GatewayWorker {
             pool: Arc::clone(pool),
             records: Arc::clone(records),
             loading: Arc::default(),
+            failures: Arc::default(),
         };
         let (slot, name) = (group.slot, group.gateway.clone());
         // It joins when the control plane has named the version that is in force.
@@ -321,6 +324,7 @@ impl Driver {
             balance: self.gateway.balance().into_iter().filter_map(|it| self.named(it)).collect(),
             moving: self.gateway.next_move().and_then(|it| self.named(it)),
             conflicts: self.conflicts(),
+            failure: self.failure(),
         }
     }
 
@@ -343,9 +347,9 @@ impl Driver {
         let to = asked.and_then(|to| self.gateway.object().member(to));
         Some(match stage {
             _ if !self.gateway.is_fresh() => {
-                "the heartbeats of this gateway are not confirmed: see \
-                                              `ceph -s` and its network"
-                    .to_owned()
+                let why = self.failure();
+                let why = why.unwrap_or_else(|| "see `ceph -s` and its network".to_owned());
+                format!("the heartbeats of this gateway are not confirmed: {why}")
             }
             Stage::Serving | Stage::Standby if to.is_some() => {
                 format!("it is being moved to gateway {}", to.map_or("", |to| &to.name))
@@ -360,13 +364,33 @@ impl Driver {
             Stage::Standby => "a live gateway takes it".to_owned(),
             Stage::Requesting => "this gateway asks for it".to_owned(),
             Stage::Excluding => {
-                "this gateway excludes the former owner from the cluster".to_owned()
+                let what = "this gateway excludes the former owner from the cluster";
+                self.with_failure(what, Step::Exclude)
             }
-            Stage::Acquiring => "this gateway takes the locks of the images".to_owned(),
+            Stage::Acquiring => {
+                self.with_failure("this gateway takes the locks of the images", Step::Images(id))
+            }
             Stage::Confirming => "this gateway notes that it serves it".to_owned(),
             Stage::Releasing(_) => "this gateway releases the locks of the images".to_owned(),
             Stage::Giving(_) => "this gateway gives it to another one".to_owned(),
         })
+    }
+
+    /// What is under way, and why it has not succeeded.
+    fn with_failure(&self, what: &str, step: Step) -> String {
+        let failure = self.cluster.failures.of(step);
+        what.to_owned() + &failure.map_or_else(String::new, |failure| format!(": {failure}"))
+    }
+
+    /// Why the heartbeats of this gateway are not confirmed, as far as is known.
+    fn failure(&self) -> Option<String> {
+        if self.gateway.is_fresh() {
+            return None;
+        }
+        let differing = |member: &MemberRecord| {
+            format!("gateway {} declares other subsystems or namespaces", member.name)
+        };
+        self.cluster.failures.of_heartbeats().or_else(|| self.gateway.differing().map(differing))
     }
 
     /// Whether images of a group that is served are not.
@@ -481,6 +505,7 @@ impl Driver {
     }
 
     fn drop_client(&mut self, reason: DropReason) {
+        self.cluster.failures.end_of_client();
         self.cluster.generation.fetch_add(1, Ordering::SeqCst);
         self.jobs.clear();
         if let Some(client) = lock(&self.cluster.data).take() {

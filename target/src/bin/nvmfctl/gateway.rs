@@ -69,6 +69,9 @@ fn list(group: &GatewayGroup) -> String {
     let heads =
         ["SLOT", "GATEWAY", "STATE", "ANA GROUPS", "CONFIGURATION", "LISTENERS", "RADOS CLIENT"];
     let mut text = table(heads, rows, "no gateway has registered");
+    if let Some(failure) = &group.failure {
+        let _ = write!(text, "\nthe heartbeats of this gateway are not confirmed: {failure}");
+    }
     for conflict in &group.conflicts {
         let _ = write!(text, "\n{conflict}: give each its own");
     }

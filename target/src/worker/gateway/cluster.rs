@@ -8,8 +8,9 @@ use nix::errno::Errno;
 use nvme::Nqn;
 use nvmfd_gateway::record::{GroupObject, Key, Update};
 use nvmfd_gateway::{Operation, OperationId, Outcome};
-use tracing::{error, info, warn};
+use tracing::info;
 
+use super::failures::{Failures, Step};
 use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ClusterConfig;
@@ -46,6 +47,8 @@ pub(super) struct Cluster {
     /// Held while records are read and put in force, so that those of one group are not taken from
     /// what was read earlier for another.
     pub(super) loading: Arc<Mutex<()>>,
+    /// What fails at present.
+    pub(super) failures: Arc<Failures>,
 }
 
 /// The image of a namespace, and what follows it from gateway to gateway.
@@ -103,8 +106,9 @@ impl Cluster {
                     let client = Arc::new(client);
                     self.records.connect(Arc::clone(&client), &self.group.object());
                     *objects = Some(client);
+                    self.failures.end(Step::ConnectObjects);
                 }
-                Err(error) => warn!("group {}: {error}", self.group.name),
+                Err(error) => self.note_failure(Step::ConnectObjects, error.to_string()),
             }
         }
         objects.clone()
@@ -116,10 +120,11 @@ impl Cluster {
                 Ok(client) => {
                     let address = client.address().to_owned();
                     *lock(&self.data) = Some(client);
+                    self.failures.end(Step::ConnectData);
                     Outcome::Client(address)
                 }
                 Err(error) => {
-                    warn!("group {}: {error}", self.group.name);
+                    self.note_failure(Step::ConnectData, error.to_string());
                     Outcome::Failed
                 }
             },
@@ -130,11 +135,12 @@ impl Cluster {
                 match client.map(|client| client.exclude(&addresses)) {
                     Some(Ok(())) => {
                         info!("group {}: {} excluded", self.group.name, addresses.join(", "));
+                        self.failures.end(Step::Exclude);
                         Outcome::Done
                     }
                     Some(Err(errno)) => {
-                        let (name, said) = (&self.group.name, errno.desc());
-                        warn!("group {name}: cannot exclude {}: {said}", addresses.join(", "));
+                        let sentence = self.failed("exclude a former owner from", errno);
+                        self.note_failure(Step::Exclude, sentence);
                         Outcome::Failed
                     }
                     None => Outcome::Failed,
@@ -148,14 +154,18 @@ impl Cluster {
         let Some(objects) = self.objects() else { return Outcome::Failed };
         let pairs = match objects.read_prefixes(&self.group.object(), &Key::PREFIXES) {
             Ok(pairs) => pairs,
-            Err(Errno::ENOENT) => return Outcome::Object(GroupObject::default()),
-            Err(errno) => return self.fail(errno),
+            Err(Errno::ENOENT) => Default::default(),
+            Err(errno) => return self.fail(Step::Read, errno),
         };
         let text = |value| str::from_utf8(value).unwrap_or_default();
         match GroupObject::parse(pairs.iter().map(|(key, value)| (key.as_str(), text(value)))) {
-            Ok(object) => Outcome::Object(object),
+            Ok(object) => {
+                self.failures.end(Step::Read);
+                Outcome::Object(object)
+            }
             Err(damage) => {
-                error!("the object {} is damaged: {damage}", self.group.object());
+                let sentence = format!("the object {} is damaged: {damage}", self.group.object());
+                self.note_failure(Step::Read, sentence);
                 Outcome::Failed
             }
         }
@@ -177,18 +187,39 @@ impl Cluster {
             remove: Vec::new(),
         };
         match objects.update(&self.group.object(), &update) {
-            Ok(()) => Outcome::Done,
-            Err(UpdateError::Conflict) => Outcome::Conflict,
-            Err(UpdateError::Errno(errno)) => self.fail(errno),
+            Err(UpdateError::Errno(errno)) => self.fail(Step::Update, errno),
+            outcome => {
+                self.failures.end(Step::Update);
+                outcome.map_or(Outcome::Conflict, |()| Outcome::Done)
+            }
         }
     }
 
-    fn fail(&self, errno: Errno) -> Outcome {
+    fn fail(&self, step: Step, errno: Errno) -> Outcome {
         if errno == Errno::ESHUTDOWN {
             // Somebody has excluded this client: another one is connected.
             *lock(&self.objects) = None;
         }
+        let tried = if step == Step::Read { "read" } else { "write" };
+        let tried = format!("{tried} the object {} of the pool", self.group.object());
+        self.note_failure(step, self.failed(&format!("{tried} {} of", self.group.pool), errno));
         Outcome::Failed
+    }
+
+    /// The sentence about an operation that the cluster has refused.
+    fn failed(&self, tried: &str, errno: Errno) -> String {
+        let remedy = match errno {
+            Errno::EACCES | Errno::EPERM => {
+                let entity = self.config.entity();
+                format!("`ceph auth caps {entity} mon 'profile rbd' osd 'profile rbd'`")
+            }
+            _ => "see `ceph -s`".to_owned(),
+        };
+        format!("cannot {tried} the cluster: {} ({remedy})", errno.desc())
+    }
+
+    fn note_failure(&self, step: Step, sentence: String) {
+        self.failures.note(&self.group.name, step, sentence);
     }
 
     /// Loads what the former owner has persisted of these namespaces.
@@ -244,11 +275,15 @@ impl Cluster {
         // Controllers report to their hosts which namespaces are served.
         self.registry.wake_reactors();
         match outcome {
-            Ok(()) => Outcome::Done,
+            Ok(()) => {
+                self.failures.end(Step::Images(group));
+                Outcome::Done
+            }
             Err(sentence) => {
                 // Of images that are left it was logged, once.
                 if job.id.is_some() {
-                    warn!("group {}: ANA group {group}: {sentence}", self.group.name);
+                    let sentence = format!("ANA group {group}: {sentence}");
+                    self.note_failure(Step::Images(group), sentence);
                 }
                 Outcome::Failed
             }
