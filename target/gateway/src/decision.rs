@@ -28,22 +28,24 @@ pub(crate) fn vacancy(
     }
 }
 
-/// The candidates for free groups, and how many groups each has.
+/// The candidates for free groups: whether hosts reach others instead, and how many groups each
+/// has.
 #[derive(Debug)]
-pub(crate) struct Candidates(BTreeMap<Slot, usize>);
+pub(crate) struct Candidates(BTreeMap<Slot, (bool, usize)>);
 
 impl Candidates {
     /// These slots, with the groups that they own.
     pub(crate) fn new(
-        slots: impl IntoIterator<Item = Slot>,
+        slots: impl IntoIterator<Item = (Slot, bool)>,
         object: &GroupObject,
         groups: impl IntoIterator<Item = u32>,
     ) -> Candidates {
-        let mut loads: BTreeMap<Slot, usize> = slots.into_iter().map(|slot| (slot, 0)).collect();
+        let slots = slots.into_iter().map(|(slot, is_deserted)| (slot, (is_deserted, 0)));
+        let mut loads: BTreeMap<Slot, (bool, usize)> = slots.collect();
         for group in groups {
             let owner = object.group(group).and_then(GroupRecord::owner);
             let live = owner.filter(|owner| object.live_owner(owner).is_some());
-            if let Some(load) = live.and_then(|owner| loads.get_mut(&owner.slot)) {
+            if let Some((_, load)) = live.and_then(|owner| loads.get_mut(&owner.slot)) {
                 *load += 1;
             }
         }
@@ -51,19 +53,19 @@ impl Candidates {
     }
 
     /// How many others come before a slot for a group, which is counted for the first: the one that
-    /// it is meant for, then the least loaded, then the lower slot.
+    /// it is meant for, then those that hosts reach, then the least loaded, then the lower slot.
     pub(crate) fn assign(&mut self, slot: Slot, meant_for: Option<Slot>) -> usize {
-        let rank = |(of, load): (&Slot, &usize)| (Some(*of) != meant_for, *load, *of);
+        let rank = |(of, load): (&Slot, &(bool, usize))| (Some(*of) != meant_for, *load, *of);
         let own = self.0.get(&slot).map(|load| rank((&slot, load)));
         let before = self.0.iter().map(rank).filter(|other| own.is_some_and(|own| *other < own));
         let before = before.count();
         if let Some((_, _, first)) = self.0.iter().map(rank).min() {
-            self.0.entry(first).and_modify(|load| *load += 1);
+            self.0.entry(first).and_modify(|(_, load)| *load += 1);
         }
         before
     }
 
-    /// The least loaded one.
+    /// The least loaded one of those that hosts reach, or of all.
     pub(crate) fn least_loaded(&self) -> Option<Slot> {
         self.0.iter().min_by_key(|(slot, load)| (**load, **slot)).map(|(slot, _)| *slot)
     }
@@ -155,7 +157,7 @@ mod tests {
     #[test]
     fn groups_are_assigned_to_the_requested_or_least_loaded_gateway() {
         let object = object();
-        let mut candidates = Candidates::new([0, 1], &object, 1..=7);
+        let mut candidates = Candidates::new([(0, false), (1, false)], &object, 1..=7);
         assert_eq!(candidates.least_loaded(), Some(0), "one group, the other has two");
         assert_eq!(candidates.assign(0, Some(1)), 1, "meant for the other one");
         assert_eq!(candidates.assign(1, None), 1, "1 and 3");
@@ -163,5 +165,8 @@ mod tests {
         assert_eq!(candidates.assign(1, None), 1, "3 and 3: the lower slot");
         assert_eq!(candidates.assign(1, None), 0, "4 and 3");
         assert_eq!(candidates.assign(9, None), 0, "no candidate comes before what is none");
+        let mut candidates = Candidates::new([(0, true), (1, false)], &object, 1..=7);
+        assert_eq!(candidates.least_loaded(), Some(1), "no host is connected to the other one");
+        assert_eq!(candidates.assign(0, None), 1);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::record::{Applied, GroupObject, KeyedHosts, Slot, Update};
+use crate::record::{Applied, Front, GroupObject, KeyedHosts, Slot, Update};
 
 /// What a gateway declares of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,6 +57,7 @@ pub enum Operation {
 
 /// Result of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is moved, and two a second have an object")]
 pub enum Outcome {
     /// It was done.
     Done,
@@ -82,6 +83,8 @@ pub enum Event {
     /// The configuration of this gateway was reloaded. Groups that are new are served from now on;
     /// those that have gone are released.
     Declared(Declaration),
+    /// How hosts reach this gateway; its incarnation is not read.
+    Front(Front),
     /// Another version of the shared configuration is in force here, or was refused.
     Applied(Applied),
     /// The data client, the one connected last, was excluded or has lost a lock.

@@ -10,6 +10,7 @@
 //! | `version` | [`SharedVersion`]: the shared configuration, whose text is in `config` |
 //! | `applied.SLOT` | [`Applied`]: the version that a gateway has in force |
 //! | `keyed.SLOT` | [`KeyedHosts`]: the hosts that have keys at a gateway |
+//! | `front.SLOT` | [`Front`]: the hosts that reach a gateway |
 //!
 //! Values are text: fields with spaces between them, the first is the version of the format.
 
@@ -42,12 +43,14 @@ pub enum Key {
     Applied(Slot),
     /// The hosts that have keys at a slot.
     Keyed(Slot),
+    /// The hosts that reach a slot.
+    Front(Slot),
 }
 
 impl Key {
     /// What the keys of a group object begin with.
-    pub const PREFIXES: [&str; 7] =
-        ["gw.", "hb.", "ana.", "move.", "version", "applied.", "keyed."];
+    pub const PREFIXES: [&str; 8] =
+        ["gw.", "hb.", "ana.", "move.", "version", "applied.", "keyed.", "front."];
 }
 
 impl fmt::Display for Key {
@@ -60,6 +63,7 @@ impl fmt::Display for Key {
             Key::Version => f.write_str("version"),
             Key::Applied(slot) => write!(f, "applied.{slot}"),
             Key::Keyed(slot) => write!(f, "keyed.{slot}"),
+            Key::Front(slot) => write!(f, "front.{slot}"),
         }
     }
 }
@@ -79,6 +83,7 @@ impl FromStr for Key {
             "move" => number.parse().map(Key::Move).map_err(drop),
             "applied" => number.parse().map(Key::Applied).map_err(drop),
             "keyed" => number.parse().map(Key::Keyed).map_err(drop),
+            "front" => number.parse().map(Key::Front).map_err(drop),
             _ => Err(()),
         }
     }
@@ -380,6 +385,43 @@ impl FromStr for KeyedHosts {
     }
 }
 
+/// How hosts reach a gateway. Versions without it neither read nor write it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Front {
+    /// The incarnation that this is of: that of another one says nothing.
+    pub incarnation: u64,
+    /// Listeners that are open.
+    pub listeners: usize,
+    /// Hosts that are connected to a subsystem.
+    pub hosts: usize,
+    /// Their associations.
+    pub associations: usize,
+}
+
+impl fmt::Display for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Front { incarnation, listeners, hosts, associations } = self;
+        write!(f, "{VERSION} {incarnation} {listeners} {hosts} {associations}")
+    }
+}
+
+impl FromStr for Front {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Front, ()> {
+        let fields: Vec<&str> = text.split(' ').collect();
+        let [VERSION, incarnation, listeners, hosts, associations] = fields[..] else {
+            return Err(());
+        };
+        Ok(Front {
+            incarnation: incarnation.parse().map_err(drop)?,
+            listeners: listeners.parse().map_err(drop)?,
+            hosts: hosts.parse().map_err(drop)?,
+            associations: associations.parse().map_err(drop)?,
+        })
+    }
+}
+
 fn list(f: &mut fmt::Formatter<'_>, entries: &[String]) -> fmt::Result {
     match entries {
         [] => f.write_str(NONE),
@@ -411,6 +453,7 @@ pub struct GroupObject {
     applied: BTreeMap<Slot, Applied>,
     keyed: BTreeMap<Slot, KeyedHosts>,
     moves: BTreeMap<u32, MoveRequest>,
+    fronts: BTreeMap<Slot, Front>,
 }
 
 impl GroupObject {
@@ -440,6 +483,9 @@ impl GroupObject {
                 // Nobody decides by these who owns a group: damage of them obstructs no takeover.
                 Key::Move(group) => {
                     object.moves.extend(text.parse().ok().map(|request| (group, request)));
+                }
+                Key::Front(slot) => {
+                    object.fronts.extend(text.parse().ok().map(|front| (slot, front)));
                 }
                 Key::Version => object.version = text.parse().ok(),
                 Key::Applied(slot) => {
@@ -486,6 +532,13 @@ impl GroupObject {
     /// What the gateway of a slot has in force of the shared configuration, if it uses it.
     pub fn applied(&self, slot: Slot) -> Option<&Applied> {
         self.applied.get(&slot)
+    }
+
+    /// How hosts reach the gateway of a slot, if its present incarnation has noted it.
+    pub fn front(&self, slot: Slot) -> Option<Front> {
+        let member = self.member(slot)?;
+        let front = self.fronts.get(&slot).filter(|it| it.incarnation == member.incarnation);
+        front.copied()
     }
 
     /// NQNs of the hosts that have keys at any gateway, also at one that is gone.
@@ -582,11 +635,13 @@ mod tests {
             assert_eq!(record.to_string().parse(), Ok(record));
         }
         let keys = [Key::Member(31), Key::Heartbeat(0), Key::Group(64), Key::Version, Key::Move(2)];
-        for key in keys.into_iter().chain([Key::Applied(3), Key::Keyed(4)]) {
+        for key in keys.into_iter().chain([Key::Applied(3), Key::Keyed(4), Key::Front(5)]) {
             let text = key.to_string();
             assert_eq!(text.parse(), Ok(key));
             assert!(Key::PREFIXES.iter().any(|prefix| text.starts_with(prefix)), "{text} is read");
         }
+        let front = Front { incarnation: 7, listeners: 2, hosts: 3, associations: 5 };
+        assert_eq!(front.to_string().parse(), Ok(front));
         let request = MoveRequest { epoch: 7, to: 31 };
         assert_eq!(request.to_string().parse(), Ok(request));
         let (digest, gateway) = ("0f".to_owned(), "a".to_owned());
@@ -637,9 +692,22 @@ mod tests {
             assert!(said.contains(key), "{said}");
         }
         let others = [("version", "2 x"), ("applied.1", "?"), ("applied.2", "-"), ("move.1", "")];
+        let others = others.into_iter().chain([("front.1", "2 1 1 1 1")]);
         let object = GroupObject::parse(others).unwrap();
         assert_eq!((object.version(), object.applied(1)), (None, None));
         assert_eq!((object.applied(2), object.move_request(1)), (None, None));
+    }
+
+    #[test]
+    fn a_front_record_of_another_incarnation_is_ignored() {
+        let front = |text| {
+            let member = ("gw.1", "1 a 7 live x:0/1 d -");
+            GroupObject::parse([member, ("front.1", text)]).unwrap().front(1).map(|it| it.hosts)
+        };
+        assert_eq!(front("1 7 1 3 4"), Some(3));
+        // Left by a later version in this slot, before the gateway was replaced by an earlier one.
+        assert_eq!(front("1 6 0 0 0"), None);
+        assert_eq!(front("2 7 1 3 4"), None);
     }
 
     #[test]

@@ -90,10 +90,25 @@ pub struct GatewayMember {
     pub address: String,
     /// Where hosts reach it: port identifier, address and port.
     pub listeners: Vec<String>,
+    /// How hosts reach it; absent: it has not noted it.
+    pub front: Option<GatewayFront>,
+    /// Why it gives its ANA groups to other gateways: no host reaches it.
+    pub unreached: Option<String>,
     /// The version of the shared configuration that is in force there; absent: it uses none.
     pub applied: Option<u64>,
     /// The version that it could not apply.
     pub refused: Option<GatewayConfigError>,
+}
+
+/// How hosts reach a gateway.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct GatewayFront {
+    /// Listeners that are open, at an interface whose link is up.
+    pub listeners: u64,
+    /// Hosts that are connected to a subsystem.
+    pub hosts: u64,
+    /// Their associations.
+    pub associations: u64,
 }
 
 /// An ANA group of a gateway group.

@@ -27,8 +27,8 @@ pub use controller::{Controller, ControllerState};
 pub use disconnect::Why;
 pub use event::{Event, Happened};
 pub use gateway::{
-    GatewayAnaGroup, GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember,
-    GatewayMove, GatewayRebalance, GatewayShared, GatewayState,
+    GatewayAnaGroup, GatewayConfigError, GatewayConfiguration, GatewayFront, GatewayGroup,
+    GatewayMember, GatewayMove, GatewayRebalance, GatewayShared, GatewayState,
 };
 pub use history::HistoryEntry;
 pub use log_level::Log;

@@ -3,8 +3,11 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
+
+use nix::ifaddrs::InterfaceAddress;
+use nix::net::if_::InterfaceFlags;
 
 use super::mounts::{Mount, unmounted};
 use crate::blockdev::names_device;
@@ -17,6 +20,23 @@ pub(crate) fn address(mut at: SocketAddr) -> Option<String> {
     let bound = UdpSocket::bind(at);
     let missing = bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable);
     missing.then(|| "no interface of this machine has the address".to_owned())
+}
+
+/// Whether hosts may reach an address: an interface has it whose link is up. A wildcard, and what no
+/// interface lists (`127.0.0.2`), is reachable if it is available.
+pub(crate) fn is_reachable(at: SocketAddr, interfaces: &[InterfaceAddress]) -> bool {
+    let own = interfaces.iter().filter(|interface| ip_of(interface) == Some(at.ip()));
+    let mut links = own.map(|interface| interface.flags.contains(InterfaceFlags::IFF_RUNNING));
+    match links.next() {
+        Some(first) => first || links.any(|is_up| is_up),
+        None => address(at).is_none(),
+    }
+}
+
+fn ip_of(interface: &InterfaceAddress) -> Option<IpAddr> {
+    let address = interface.address.as_ref()?;
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
 /// Reason why the device of a namespace is missing; `None` if it exists, or may be created.
@@ -104,6 +124,29 @@ mod tests {
         let mut namespace = config.subsystems.remove(0).namespaces.remove(0);
         namespace.kind = NamespaceKind::File { path: path.to_owned(), size };
         namespace
+    }
+
+    #[test]
+    fn an_address_is_reachable_while_a_link_of_it_is_up() {
+        let interface = |ip: [u8; 4], flags| InterfaceAddress {
+            interface_name: "eth0".to_owned(),
+            flags,
+            address: Some(SocketAddr::from((ip, 0)).into()),
+            netmask: None,
+            broadcast: None,
+            destination: None,
+        };
+        let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 4420);
+        let (up, down) =
+            (InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING, InterfaceFlags::IFF_UP);
+        let own = [192, 0, 2, 1];
+        assert!(is_reachable(at("192.0.2.1"), &[interface(own, up)]));
+        assert!(!is_reachable(at("192.0.2.1"), &[interface(own, down)]), "no carrier");
+        assert!(is_reachable(at("192.0.2.1"), &[interface(own, down), interface(own, up)]));
+        assert!(!is_reachable(at("192.0.2.1"), &[]), "it was removed");
+        for ip in ["127.0.0.2", "0.0.0.0"] {
+            assert!(is_reachable(at(ip), &[interface(own, down)]), "{ip}");
+        }
     }
 
     #[test]

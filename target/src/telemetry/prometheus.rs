@@ -18,7 +18,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
-use crate::api::{FileSystem, GatewayGroup, GatewayState, Namespace, NamespaceState, Reload};
+use crate::api::{
+    FileSystem, GatewayGroup, GatewayMember, GatewayState, Namespace, NamespaceState, Reload,
+};
 use crate::core::diag::cause::{Cause, Stage};
 use crate::telemetry::process::{self, Process};
 
@@ -281,6 +283,15 @@ fn gateways(group: &GatewayGroup, to: &mut Metrics<'_>) -> fmt::Result {
         .iter()
         .map(|it| ([own.clone(), ("ana_group", it.id.to_string())], u64::from(it.serving)));
     to.gauges("nvmfd_ana_group_serving", help, serving)?;
+    let is_own = |it: &&GatewayMember| it.name == group.gateway;
+    if let Some(front) = group.gateways.iter().find(is_own).and_then(|it| it.front) {
+        let help = "Hosts that are connected to a subsystem of this gateway";
+        to.gauges("nvmfd_gateway_hosts", help, [([own.clone()], front.hosts)])?;
+        let help = "Associations of hosts with subsystems of this gateway";
+        to.gauges("nvmfd_gateway_associations", help, [([own.clone()], front.associations)])?;
+        let help = "Listeners of this gateway that are open, at an interface whose link is up";
+        to.gauges("nvmfd_gateway_open_listeners", help, [([own.clone()], front.listeners)])?;
+    }
     let Some(shared) = &group.shared else { return Ok(()) };
     let help = "The newest version of the shared configuration of the gateway group";
     let newest = [([own.clone()], shared.version)];
@@ -469,7 +480,7 @@ fn seconds(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use crate::api::stats::{LinkErrors, StageLatency};
-    use crate::api::{GatewayAnaGroup, GatewayMember, GatewayShared};
+    use crate::api::{GatewayAnaGroup, GatewayFront, GatewayShared};
     use crate::telemetry::prometheus::*;
 
     fn stats() -> Stats {
@@ -526,6 +537,8 @@ mod tests {
             state,
             address: String::new(),
             listeners: Vec::new(),
+            front: Some(GatewayFront { listeners: 1, hosts: 2, associations: 3 }),
+            unreached: None,
             applied: None,
             refused: None,
         };
@@ -561,6 +574,9 @@ mod tests {
             "nvmfd_gateways{group=\"a\",state=\"left\"} 0",
             "nvmfd_ana_group_serving{group=\"a\",ana_group=\"1\"} 1",
             "nvmfd_ana_group_serving{group=\"a\",ana_group=\"2\"} 0",
+            "nvmfd_gateway_hosts{group=\"a\"} 2",
+            "nvmfd_gateway_associations{group=\"a\"} 3",
+            "nvmfd_gateway_open_listeners{group=\"a\"} 1",
             "nvmfd_group_configuration_version{group=\"a\"} 5",
             "nvmfd_gateway_configuration_version{group=\"a\"} 4",
         ] {

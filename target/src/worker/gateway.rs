@@ -5,6 +5,7 @@
 mod agreement;
 mod cluster;
 mod failures;
+mod front;
 mod image_queue;
 pub(crate) mod shared;
 
@@ -77,6 +78,8 @@ struct Driver {
     differs: bool,
     /// Those that were reported.
     conflicts: Vec<String>,
+    /// Why no host reaches this gateway, as it was reported.
+    unreached: Option<String>,
     /// The gateways that have the same namespaces.
     agreement: Agreement,
     /// Hosts with keys at any gateway, as they were put in force.
@@ -139,6 +142,7 @@ impl GatewayWorker {
             ended: false,
             differs: false,
             conflicts: Vec::new(),
+            unreached: None,
             agreement: Agreement::default(),
             keyed: BTreeSet::new(),
             state_directory: config.state_directory.clone(),
@@ -185,6 +189,7 @@ fn unix_s() -> u64 {
 
 impl Driver {
     fn run(&mut self, messages: &Receiver<Message>) {
+        self.note_front();
         self.handle(Event::Tick);
         loop {
             let deadline = self.gateway.deadline().min(self.next_check);
@@ -227,6 +232,7 @@ impl Driver {
             event.into_iter().for_each(|event| self.handle(event));
         }
         self.note_owners();
+        self.note_front();
         let group = self.group();
         for conflict in group.conflicts.iter().filter(|it| !self.conflicts.contains(it)) {
             warn!("group {}: {conflict}: give each its own `id` and address", group.name);
@@ -257,6 +263,23 @@ impl Driver {
             );
         }
         self.differs = differing.is_some();
+    }
+
+    /// Notes how hosts reach this gateway.
+    fn note_front(&mut self) {
+        let (slot, front) = (self.cluster.group.slot, front::look(&self.cluster.registry));
+        if self.gateway.front(slot) != Some(front) {
+            self.handle(Event::Front(front));
+        }
+        let unreached = front::unreached(&self.gateway, slot);
+        if let Some(why) = unreached.as_ref().filter(|_| unreached != self.unreached) {
+            warn!(
+                "group {}: {why}: this gateway takes no ANA group while others can, and gives those \
+                 that it has to them",
+                self.cluster.group.name
+            );
+        }
+        self.unreached = unreached;
     }
 
     /// Announces the namespaces to hosts again when another gateway has the same.
@@ -295,6 +318,8 @@ impl Driver {
             },
             address: member.address.clone(),
             listeners: member.listeners.clone(),
+            front: self.gateway.front(slot).map(front::reported),
+            unreached: front::unreached(&self.gateway, slot).filter(|_| live.contains(&slot)),
             applied: object.applied(slot).map(|applied| applied.version),
             refused: object.applied(slot).and_then(refusal),
         });
@@ -360,6 +385,9 @@ impl Driver {
                 "this gateway takes no group: another one has had a later version of the shared \
                  configuration in force"
                     .to_owned()
+            }
+            Stage::Standby if self.gateway.is_closed(self.cluster.group.slot) => {
+                "this gateway takes no group: none of its listeners is open".to_owned()
             }
             Stage::Standby => "a live gateway takes it".to_owned(),
             Stage::Requesting => "this gateway asks for it".to_owned(),

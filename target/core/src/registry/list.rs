@@ -1,8 +1,11 @@
 //! Lists controllers and hosts, for monitoring.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
+
+use nvme::Nqn;
 
 use super::{AssociationEntry, Registry};
 use crate::controller::association::Association;
@@ -32,6 +35,14 @@ impl Registry {
         let mut all: Vec<_> = self.lock().associations.values().map(Controller::of).collect();
         all.sort_by_key(|controller| controller.association.id);
         all
+    }
+
+    /// Number of hosts with a controller that is not one of discovery, and of these controllers.
+    pub fn connected(&self) -> (usize, usize) {
+        let table = self.lock();
+        let connected = table.associations.values().filter(|entry| entry.view.is_some());
+        let hosts: BTreeSet<Nqn> = connected.clone().map(|entry| entry.association.host).collect();
+        (hosts.len(), connected.count())
     }
 
     /// Ends one association, by its id: its connections close, and its host may connect again.

@@ -64,6 +64,7 @@ mod tests {
         assert!(!registry.has_hosts());
         let host = connect_host(&registry);
         assert!(registry.has_hosts());
+        assert_eq!(registry.connected(), (1, 1));
         assert_eq!(host.reach.check(1), Ok(()));
         let (before, told) = records(&registry);
         registry.leave();

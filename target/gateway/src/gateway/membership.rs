@@ -27,6 +27,7 @@ impl Gateway {
                         self.request_groups(sent);
                         self.give_requested();
                         self.continue_moves();
+                        self.give_unreached();
                     }
                 }
             }
@@ -173,6 +174,7 @@ impl Gateway {
         self.heartbeats.reset();
         self.next_record = None;
         self.moves = Moves::default();
+        self.unreached_since = None;
         for group in self.groups.values_mut() {
             group.stage = Stage::Standby;
             group.record = None;

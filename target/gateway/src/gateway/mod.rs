@@ -1,5 +1,6 @@
 //! One gateway of a group.
 
+mod front;
 mod membership;
 mod moves;
 mod ownership;
@@ -14,7 +15,7 @@ use crate::heartbeat::Heartbeats;
 use crate::interface::{
     Access, Action, DropReason, EndReason, Event, Member, Operation, OperationId, Outcome, Stage,
 };
-use crate::record::{Applied, GroupObject, GroupRecord, Key, MemberRecord, Slot};
+use crate::record::{Applied, Front, GroupObject, GroupRecord, Key, MemberRecord, Slot};
 use moves::Moves;
 
 #[derive(Debug)]
@@ -97,6 +98,10 @@ pub struct Gateway {
     condemned: BTreeMap<Slot, u64>,
     /// Groups that an administrator moves.
     moves: Moves,
+    /// How hosts reach this gateway; none: it is not known.
+    front: Option<Front>,
+    /// Since when no host has, while one may reach another gateway.
+    unreached_since: Option<Duration>,
     leaving: bool,
     ended: bool,
     pending: BTreeMap<OperationId, Pending>,
@@ -121,6 +126,8 @@ impl Gateway {
             next_record: None,
             condemned: BTreeMap::new(),
             moves: Moves::default(),
+            front: None,
+            unreached_since: None,
             leaving: false,
             ended: false,
             pending: BTreeMap::new(),
@@ -196,23 +203,27 @@ impl Gateway {
     /// Whether a later version of the shared configuration than here was in force at a gateway: then
     /// this one takes no group.
     pub fn is_outdated(&self) -> bool {
-        !self.may_take(self.member.slot)
+        self.has_outdated(self.member.slot)
     }
 
-    /// Whether a live member may take groups.
-    fn may_take(&self, slot: Slot) -> bool {
+    fn has_outdated(&self, slot: Slot) -> bool {
         let applied = match slot == self.member.slot {
             true => self.member.applied.as_ref(),
             false => self.object.applied(slot),
         };
-        applied.is_none_or(|applied| !self.object.is_outdated(applied))
+        applied.is_some_and(|applied| self.object.is_outdated(applied))
     }
 
-    /// The moves that would give each live member that takes groups as many as the others, or one
-    /// more.
+    /// Whether a live member may take groups.
+    fn may_take(&self, slot: Slot) -> bool {
+        !self.has_outdated(slot) && !self.is_closed(slot)
+    }
+
+    /// The moves that would give each live member that takes groups, and that hosts reach, as many as
+    /// the others, or one more.
     pub fn balance(&self) -> Vec<(u32, Slot)> {
         let mut live = self.live_members();
-        live.retain(|slot| self.may_take(*slot));
+        live.retain(|slot| self.may_take(*slot) && !self.is_deserted(*slot));
         let owners = self.groups.keys().filter_map(|id| {
             let owner = self.object.group(*id)?.owner()?;
             self.object.live_owner(owner).map(|_| (*id, owner.slot))
@@ -260,6 +271,7 @@ impl Gateway {
             Event::Exclude(_) => {}
             Event::Leave => self.leaving = true,
             Event::Declared(declared) => self.declare(declared),
+            Event::Front(front) => self.front = Some(front),
             Event::Applied(applied) => {
                 self.member.applied = Some(applied);
                 self.next_read = self.now;
@@ -340,6 +352,11 @@ impl Gateway {
                     update = update.set(Key::Member(self.member.slot), next);
                 }
                 update = self.note_own(update);
+                update = update.note(
+                    Key::Front(self.member.slot),
+                    self.own_front().as_ref(),
+                    &self.object,
+                );
                 self.start(Pending::Heartbeat(self.now, next), Operation::Update(update));
             }
         }

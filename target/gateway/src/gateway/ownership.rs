@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Client, Gateway, Group, Pending};
-use crate::decision::{Candidates, Vacancy, vacancy};
+use crate::decision::{Vacancy, vacancy};
 use crate::interface::{DropReason, EndReason, Operation, Stage};
-use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership, Slot};
+use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership};
 
 /// Images that are not released by then never are, as far as is known.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -155,10 +155,10 @@ impl Gateway {
             is_other && (is_silent || self.condemned.contains_key(&slot))
         };
         let live = self.heartbeats.live(object, sent, &self.timing);
-        let is_outdated = self.is_outdated();
+        let may_take = self.may_take(self.member.slot);
         let live = live.filter(|slot| !is_suspect(*slot)).chain([self.member.slot]);
         let live = live.filter(|slot| self.may_take(*slot));
-        let mut candidates = Candidates::new(live, object, self.groups.keys().copied());
+        let mut candidates = self.candidates(live);
         let mut wanted = Vec::new();
         for (id, group) in &mut self.groups {
             let record = object.group(*id);
@@ -168,7 +168,7 @@ impl Gateway {
                 .is_some_and(|owner| owner.address == own.address && group.stage == Stage::Standby);
             let vacancy = match is_own {
                 true => Some(Vacancy::Open),
-                false if is_outdated => None,
+                false if !may_take => None,
                 false => vacancy(object, *id, is_suspect),
             };
             let Some(vacancy) = vacancy else {
@@ -186,7 +186,7 @@ impl Gateway {
                 wanted.push((*id, vacancy));
             }
         }
-        let condemns = !is_outdated && !self.condemned.is_empty();
+        let condemns = !self.is_outdated() && !self.condemned.is_empty();
         if !wanted.is_empty() || condemns {
             let own = Owner {
                 slot: self.member.slot,
@@ -271,16 +271,8 @@ impl Gateway {
 
     /// Gives all groups, then notes that this gateway has left.
     pub(super) fn leave(&mut self) {
-        let serving = self.groups.iter().filter(|(_, group)| group.stage == Stage::Serving);
-        let serving: Vec<u32> = serving.map(|(id, _)| *id).collect();
-        let is_other = |slot: &Slot| *slot != self.member.slot && self.may_take(*slot);
-        let others = self.live_members().into_iter().filter(is_other);
-        let mut candidates = Candidates::new(others, &self.object, self.groups.keys().copied());
-        for id in serving {
-            let to = candidates.least_loaded();
-            candidates.assign(self.member.slot, to);
-            self.step(id, Stage::Releasing(to));
-        }
+        let others = self.others();
+        self.give_all(others);
         let is_idle = self.groups.values().all(|group| group.stage == Stage::Standby);
         if !is_idle || self.is_pending(|it| matches!(it, Pending::Leave)) {
             return;

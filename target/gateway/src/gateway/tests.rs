@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::record::{Applied, GroupObject, Key, KeyedHosts, MemberRecord, Membership};
+use crate::record::{Applied, Front, GroupObject, Key, KeyedHosts, MemberRecord, Membership};
 use crate::{
     Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, Outcome, Stage,
     Timing,
@@ -240,6 +240,71 @@ fn a_gateway_takes_a_group_back_after_a_lost_reply_to_its_release() {
     // The other one is killed.
     group.pass(8, &mut [&mut first]);
     assert_eq!((serves(&first), group.excluded.as_slice()), (vec![1, 2], &["client2".into()][..]));
+}
+
+fn front(listeners: usize, hosts: usize) -> Event {
+    Event::Front(Front { listeners, hosts, associations: hosts, ..Front::default() })
+}
+
+#[test]
+fn a_gateway_without_an_open_listener_gives_its_groups_and_takes_none() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.event(&mut first, front(0, 0));
+    group.pass(2, &mut [&mut first]);
+    assert_eq!(serves(&first), [0; 0], "no host could use them");
+    group.event(&mut first, front(1, 0));
+    group.pass(1, &mut [&mut first]);
+    assert_eq!(serves(&first), [1, 2]);
+    group.event(&mut first, front(0, 0));
+    group.pass(10, &mut [&mut first]);
+    assert_eq!(serves(&first), [1, 2], "there is no other gateway");
+    group.event(&mut first, front(1, 0));
+    // One of a version that does not note what hosts reach is a candidate.
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(group.object().front(1), None);
+    group.event(&mut first, front(0, 0));
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1, 2], "a listener that is replaced is not missed");
+    group.event(&mut second, Event::Move(1, 0));
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]));
+    assert_eq!(group.object().front(0).map(|front| front.listeners), Some(0));
+    group.event(&mut second, Event::Move(1, 0));
+    group.pass(11, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]), "nor is one moved to it");
+    assert!(second.balance().is_empty() && group.excluded.is_empty());
+    // The other one is killed.
+    group.pass(10, &mut [&mut first]);
+    assert_eq!(serves(&first), [0; 0]);
+    group.event(&mut first, front(1, 0));
+    group.pass(3, &mut [&mut first]);
+    assert_eq!(serves(&first), [1, 2]);
+}
+
+#[test]
+fn a_gateway_without_hosts_gives_its_groups_to_one_with_hosts() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.event(&mut first, front(1, 0));
+    group.event(&mut second, front(1, 0));
+    group.pass(60, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1, 2], "no host is connected to any gateway");
+    group.event(&mut second, front(1, 3));
+    group.pass(25, &mut [&mut first, &mut second]);
+    group.event(&mut first, front(1, 1));
+    group.pass(25, &mut [&mut first, &mut second]);
+    group.event(&mut first, front(1, 0));
+    group.pass(29, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1, 2], "the time begins again");
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]));
+    assert!(second.balance().is_empty(), "nor are they distributed evenly");
+    group.event(&mut first, front(1, 1));
+    group.pass(60, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]), "they stay");
+    assert_eq!(second.balance(), [(2, 0)]);
 }
 
 #[test]

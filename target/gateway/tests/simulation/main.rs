@@ -1,5 +1,5 @@
 //! Gateways of a group on a simulated cluster and network, with clocks of their own: kills, cuts,
-//! suspensions, restarts, moves, hung monitors and OSDs, lost results, late writes. Every host
+//! suspensions, restarts, moves, cuts from hosts, hung monitors and OSDs, lost results, late writes. Every host
 //! writes ascending numbers: a write that lands after a later one is seen at once.
 
 mod node;
@@ -106,6 +106,41 @@ fn a_killed_gateway_is_replaced_within_eight_seconds() {
     let longest = times.max();
     println!("{longest:?}");
     assert!(longest < Some(Duration::from_secs(8)), "{longest:?}");
+}
+
+#[test]
+fn a_gateway_that_no_host_reaches_gives_its_groups_once() {
+    for (is_closed, within) in [(true, 5), (false, 39)] {
+        for seed in 0..8 {
+            let gateways = 2 + (seed % 2) as usize;
+            let mut simulation = Simulation::new(seed, gateways, false, None);
+            simulation.run_until(Duration::from_secs(20));
+            let owner = simulation.owner_of(1).expect("it is served");
+            simulation.cut_front(owner, is_closed);
+            simulation.run_until(Duration::from_secs(20 + within));
+            let given = simulation.epochs();
+            let next = simulation.owner_of(1);
+            assert!(next.is_some_and(|next| next != owner), "seed {seed}: gw{owner} {next:?}");
+            simulation.run_until(Duration::from_secs(100));
+            simulation.heal_front(owner);
+            simulation.run_until(Duration::from_secs(150));
+            assert_eq!((simulation.owner_of(1), simulation.epochs()), (next, given), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_group_stays_where_it_is_if_no_host_reaches_any_gateway() {
+    for seed in 0..8 {
+        let mut simulation = Simulation::new(seed, 2, false, None);
+        simulation.run_until(Duration::from_secs(20));
+        let epochs = simulation.epochs();
+        for (node, is_closed) in [(0, seed % 2 == 0), (1, seed % 2 == 0)] {
+            simulation.cut_front(node, is_closed);
+        }
+        simulation.run_until(Duration::from_secs(100));
+        assert_eq!(simulation.epochs(), epochs, "seed {seed}");
+    }
 }
 
 #[test]

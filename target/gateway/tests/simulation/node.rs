@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nvmfd_gateway::record::{Slot, Update};
+use nvmfd_gateway::record::{Front, Slot, Update};
 use nvmfd_gateway::{Access, Declaration, Event, Gateway, Member, OperationId, Timing};
 
 use crate::random::Random;
@@ -50,6 +50,10 @@ pub(crate) struct Node {
     pub(crate) is_suspended: bool,
     pub(crate) inputs: Vec<Input>,
     pub(crate) is_cut: bool,
+    /// No host reaches it.
+    pub(crate) is_unreached: bool,
+    /// None of its listeners is open.
+    pub(crate) is_closed: bool,
     /// What waits for the link: to the cluster, and to the process.
     pub(crate) outgoing: Vec<(u64, String, Request)>,
     pub(crate) incoming: Vec<(u64, Input)>,
@@ -78,6 +82,8 @@ impl Node {
             is_suspended: false,
             inputs: Vec::new(),
             is_cut: false,
+            is_unreached: false,
+            is_closed: false,
             outgoing: Vec::new(),
             incoming: Vec::new(),
             offset: Duration::from_millis(random.below(1_000_000)),
@@ -128,6 +134,13 @@ impl Node {
 
     pub(crate) fn runs(&self) -> bool {
         self.gateway.is_some() && !self.is_suspended
+    }
+
+    /// What it sees of its hosts.
+    pub(crate) fn front(&self, hosts: usize) -> Front {
+        let hosts = if self.is_unreached { 0 } else { hosts };
+        let listeners = usize::from(!self.is_closed);
+        Front { listeners, hosts, associations: hosts, ..Front::default() }
     }
 
     pub(crate) fn is_optimized(&self, group: u32) -> bool {

@@ -33,6 +33,7 @@ impl Rados {
                 | Key::Move(_)
                 | Key::Version
                 | Key::Applied(_)
+                | Key::Front(_)
                 | Key::Keyed(_) => false,
             };
             is_ignored || self.omap.get(key) == text.as_ref()

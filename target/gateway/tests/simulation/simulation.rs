@@ -17,6 +17,8 @@ const FAULTS_END: Duration = Duration::from_secs(60);
 const BOUND: Duration = Duration::from_secs(15);
 const END: Duration = Duration::from_secs(90);
 const HOST_TIMEOUT: Duration = Duration::from_secs(4);
+/// A gateway notices after this time that hosts have gone, or have come.
+const FRONT_DELAY: Duration = Duration::from_secs(5);
 
 enum Occurrence {
     /// To the process of a gateway.
@@ -30,6 +32,8 @@ enum Occurrence {
     HostTimeout(Command),
     Fault,
     Heal(Fault),
+    /// A gateway learns how hosts reach it.
+    Front(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +48,8 @@ enum Fault {
     Leave(usize),
     /// Its listeners change, and until it is healed it has no namespace in the last group.
     Reload(usize),
+    /// No host reaches it, and its listener is closed, or is not.
+    FrontCut(usize, bool),
 }
 
 /// A host that writes ascending numbers to the block of its group.
@@ -142,12 +148,8 @@ impl Simulation {
             let served = host.last_success > END - Duration::from_secs(5);
             assert!(served, "group {group} is not served since {:?}", host.last_success);
         }
-        let object = self.rados.read();
-        let epochs = self.hosts.keys().filter_map(|group| object.group(*group)).map(|it| it.epoch);
-        Summary {
-            writes: self.hosts.values().map(|host| host.acknowledged).sum(),
-            epochs: epochs.sum(),
-        }
+        let writes = self.hosts.values().map(|host| host.acknowledged).sum();
+        Summary { writes, epochs: self.epochs() }
     }
 
     pub(crate) fn trace(&self) -> &[String] {
@@ -197,6 +199,7 @@ impl Simulation {
         self.nodes[node].start(now, groups, timing);
         self.note(format!("gw{node} starts"));
         self.input(node, Input::Event(Event::Tick));
+        self.front_changed(node);
     }
 
     fn happen(&mut self, occurrence: Occurrence) {
@@ -227,6 +230,10 @@ impl Simulation {
             }
             Occurrence::Fault => self.fault(),
             Occurrence::Heal(fault) => self.heal(fault),
+            Occurrence::Front(node) => {
+                let front = self.nodes[node].front(self.hosts.len());
+                self.input(node, Input::Event(Event::Front(front)));
+            }
         }
     }
 
@@ -473,7 +480,9 @@ impl Simulation {
         let (node, attempt) = (host.gateway, host.attempt);
         let command = Command { group, value: host.value + 1, attempt };
         let process = self.nodes[node].process;
-        self.after_us(300, Occurrence::Deliver(node, process, Input::Command(command)));
+        if !self.nodes[node].is_unreached {
+            self.after_us(300, Occurrence::Deliver(node, process, Input::Command(command)));
+        }
         self.at(self.now + HOST_TIMEOUT, Occurrence::HostTimeout(command));
     }
 
@@ -507,7 +516,7 @@ impl Simulation {
         self.after_us(us, Occurrence::Fault);
         let node = self.random.below(self.nodes.len() as u64) as usize;
         // Known seeds find the seeded bugs: those are of runs without reloads.
-        let kinds = if self.bug.is_some() { 13 } else { 15 };
+        let kinds = if self.bug.is_some() { 13 } else { 17 };
         let (fault, longest_s) = match self.random.below(kinds) {
             0 | 1 => (Fault::Kill(node), 10),
             2 | 3 => (Fault::Cut(node), 15),
@@ -517,9 +526,15 @@ impl Simulation {
             8 => (Fault::Slow, 10),
             9 => (Fault::Leave(node), 3),
             10..=12 => (Fault::Move(node), 1),
-            _ => (Fault::Reload(node), 3),
+            13 | 14 => (Fault::Reload(node), 3),
+            _ => (Fault::FrontCut(node, self.random.chance(50)), 60),
         };
-        let duration_us = 100_000 + self.random.below(longest_s * 1_000_000);
+        let mut duration_us = 100_000 + self.random.below(longest_s * 1_000_000);
+        if matches!(fault, Fault::FrontCut(..)) {
+            // Every host reaches the gateways at the end.
+            let last = FAULTS_END + BOUND - self.now;
+            duration_us = duration_us.min(last.as_micros() as u64);
+        }
         self.note(format!("fault: {fault:?} for {} ms", duration_us / 1000));
         let end = self.now + Duration::from_micros(duration_us);
         match fault {
@@ -538,6 +553,7 @@ impl Simulation {
             Fault::Slow => self.latency_max_us = 600_000,
             Fault::Leave(node) => self.input(node, Input::Event(Event::Leave)),
             Fault::Reload(node) => self.reload(node, self.hosts.len() as u32 - 1),
+            Fault::FrontCut(node, is_closed) => self.cut_front(node, is_closed),
             Fault::Move(to) => {
                 let group = 1 + self.random.below(self.hosts.len() as u64) as u32;
                 let Some(owner) = self.owner_of(group) else { return };
@@ -545,6 +561,31 @@ impl Simulation {
             }
         }
         self.after_us(duration_us, Occurrence::Heal(fault));
+    }
+
+    pub(crate) fn cut_front(&mut self, node: usize, is_closed: bool) {
+        let of = &mut self.nodes[node];
+        (of.is_unreached, of.is_closed) = (true, is_closed);
+        self.front_changed(node);
+    }
+
+    pub(crate) fn heal_front(&mut self, node: usize) {
+        let of = &mut self.nodes[node];
+        (of.is_unreached, of.is_closed) = (false, false);
+        self.front_changed(node);
+    }
+
+    /// That a listener is closed is known at once.
+    fn front_changed(&mut self, node: usize) {
+        let is_closed = self.nodes[node].is_closed;
+        let delay = if is_closed { Duration::ZERO } else { FRONT_DELAY };
+        self.at(self.now + delay, Occurrence::Front(node));
+    }
+
+    /// How often any group has changed its owner, or was given.
+    pub(crate) fn epochs(&self) -> u64 {
+        let object = self.rados.read();
+        self.hosts.keys().filter_map(|group| object.group(*group)).map(|it| it.epoch).sum()
     }
 
     fn reload(&mut self, node: usize, groups: u32) {
@@ -601,6 +642,7 @@ impl Simulation {
             }
             Fault::Slow => self.latency_max_us = 5000,
             Fault::Reload(node) => self.reload(node, self.hosts.len() as u32),
+            Fault::FrontCut(node, _) => self.heal_front(node),
             Fault::HungOsd | Fault::HungMonitor | Fault::Move(_) => {}
         }
     }
@@ -632,7 +674,7 @@ impl Simulation {
 
     /// All gateways run with their links.
     fn is_undisturbed(&self) -> bool {
-        self.nodes.iter().all(|node| node.runs() && !node.is_cut)
+        self.nodes.iter().all(|node| node.runs() && !node.is_cut && !node.is_unreached)
     }
 }
 

@@ -61,13 +61,22 @@ fn list(group: &GatewayGroup) -> String {
             each.name.clone(),
             each.state.name().to_owned(),
             joined(owns.map(|it| it.id.to_string()), "none"),
+            each.front.map_or_else(|| "unknown".to_owned(), |front| front.hosts.to_string()),
             configuration(group, each),
             joined(each.listeners.iter().cloned(), "none"),
             each.address.clone(),
         ]
     });
-    let heads =
-        ["SLOT", "GATEWAY", "STATE", "ANA GROUPS", "CONFIGURATION", "LISTENERS", "RADOS CLIENT"];
+    let heads = [
+        "SLOT",
+        "GATEWAY",
+        "STATE",
+        "ANA GROUPS",
+        "HOSTS",
+        "CONFIGURATION",
+        "LISTENERS",
+        "RADOS CLIENT",
+    ];
     let mut text = table(heads, rows, "no gateway has registered");
     if let Some(failure) = &group.failure {
         let _ = write!(text, "\nthe heartbeats of this gateway are not confirmed: {failure}");
@@ -78,7 +87,10 @@ fn list(group: &GatewayGroup) -> String {
     if let Some(GatewayMove { ana_group, to }) = &group.moving {
         let _ = write!(text, "\nANA group {ana_group} is being moved to gateway {to}");
     }
-    for GatewayMember { name, refused, .. } in &group.gateways {
+    for GatewayMember { name, refused, unreached, .. } in &group.gateways {
+        if let Some(why) = unreached {
+            let _ = write!(text, "\ngateway {name}: {why}; another one gets its ANA groups");
+        }
         if let Some(GatewayConfigError { version, why }) = refused {
             let _ = write!(text, "\ngateway {name} refuses version {version}: {why}");
         }

@@ -108,6 +108,10 @@ pub(super) async fn move_ana_group(
         let what = format!("{to} is no live gateway of the group {}", group.name);
         return Err(conflict(what, "see `nvmfctl gateway list`"));
     };
+    if let Some(why) = &member.unreached {
+        let what = format!("no host reaches gateway {to}: {why}");
+        return Err(conflict(what, "see its listeners and the network of hosts"));
+    }
     let newest = group.gateways.iter().filter_map(|it| it.applied).max();
     if member.applied.is_some_and(|applied| Some(applied) < newest) {
         let what =
