@@ -1,14 +1,13 @@
 //! Objects of RADOS with compare-and-set: state that several daemons share.
 //!
 //! All calls block. Reads and updates end within the timeout of the client, as far as the map of the
-//! cluster is known; watches, notifications and the blocklist as soon as the cluster answers. A thread
-//! that waits in a call may be abandoned, with its reference of the client.
+//! cluster is known; the blocklist as soon as the cluster answers. A thread that waits in a call may be
+//! abandoned, with its reference of the client.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,7 +73,7 @@ impl ObjectClient {
         let own = [
             ("rados_osd_op_timeout", seconds.clone()),
             ("rados_mon_op_timeout", seconds),
-            // The age of a watch is exact to a second.
+            // Looks each second whether an operation waits for another map of the cluster.
             ("objecter_tick_interval", "1".to_owned()),
         ];
         let client = Arc::new(connect(config, &own)?);
@@ -147,22 +146,6 @@ impl ObjectClient {
         self.pool.remove_object(object)
     }
 
-    /// Watches an object.
-    ///
-    /// # Errors
-    /// ENOENT: there is no such object; else the errno.
-    pub fn watch(&self, object: &str) -> Result<Watch, Errno> {
-        ffi::Watch::new(self.handle()?, object).map(Watch)
-    }
-
-    /// Notifies all watchers of an object, and waits until they have acknowledged it.
-    ///
-    /// # Errors
-    /// ETIMEDOUT: some did not within the time; else the errno.
-    pub fn notify(&self, object: &str, timeout: Duration) -> Result<(), Errno> {
-        self.pool.notify(object, timeout)
-    }
-
     /// Excludes the client with an address from the cluster for a time, which begins again if it is
     /// excluded already. This client has the map of the cluster that says so when it returns; another
     /// that writes what the excluded one wrote must have that map first.
@@ -171,23 +154,6 @@ impl ObjectClient {
     /// The errno. ETIMEDOUT: it may be excluded.
     pub fn blocklist_add(&self, address: &str, seconds: u32) -> Result<(), Errno> {
         self.client.blocklist(address, seconds)
-    }
-
-    /// Ends the exclusion of an address. Its client must not exist any more: what the network still
-    /// delivers of it would be accepted.
-    ///
-    /// # Errors
-    /// The errno. EACCES: the client may not; `mon` of it needs
-    /// `allow command "osd blocklist" with blocklistop=rm`.
-    pub fn blocklist_remove(&self, address: &str) -> Result<(), Errno> {
-        // It is part of a command in JSON.
-        let is_part = |it: char| it.is_ascii_alphanumeric() || "[]:./-_".contains(it);
-        if address.is_empty() || !address.chars().all(is_part) {
-            return Err(Errno::EINVAL);
-        }
-        self.client.command(&format!(
-            r#"{{"prefix": "osd blocklist", "blocklistop": "rm", "addr": "{address}"}}"#
-        ))
     }
 
     fn handle(&self) -> Result<ffi::Pool, Errno> {
@@ -217,35 +183,4 @@ fn read_once(
         ranges = rest;
     }
     Ok(all)
-}
-
-/// A watch on an object, until it is dropped.
-pub struct Watch(ffi::Watch);
-
-impl std::fmt::Debug for Watch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
-    }
-}
-
-impl Watch {
-    /// Becomes readable after a notification, and when the watch is lost.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
-    }
-
-    /// Takes the notifications: whether there were some. It does not block.
-    #[must_use]
-    pub fn take(&self) -> bool {
-        self.0.take()
-    }
-
-    /// Time since the cluster has confirmed the watch. While the cluster cannot be reached it grows.
-    ///
-    /// # Errors
-    /// The watch is lost (ENOTCONN): the object was removed, the client was excluded, or the cluster
-    /// has received nothing from it for too long.
-    pub fn age(&self) -> Result<Duration, Errno> {
-        self.0.age()
-    }
 }

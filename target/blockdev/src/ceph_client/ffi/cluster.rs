@@ -109,27 +109,6 @@ impl Client {
         // SAFETY: the handle is live.
         check(unsafe { (self.api.rados_wait_for_latest_osdmap)(self.raw) }).map(drop)
     }
-
-    /// Sends a command, in JSON, to the monitors. Blocks.
-    pub(crate) fn command(&self, command: &str) -> Result<(), Errno> {
-        let command = c(command)?;
-        let commands = [command.as_ptr()];
-        // SAFETY: one text that ends with a zero, no input, and nothing is returned but the code.
-        check(unsafe {
-            (self.api.rados_mon_command)(
-                self.raw,
-                commands.as_ptr(),
-                commands.len(),
-                null(),
-                0,
-                null_mut(),
-                null_mut(),
-                null_mut(),
-                null_mut(),
-            )
-        })
-        .map(drop)
-    }
 }
 
 impl Drop for Client {

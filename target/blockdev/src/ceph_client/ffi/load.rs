@@ -56,10 +56,6 @@ macro_rules! api {
 }
 
 type AioCallback = unsafe extern "C" fn(Handle, *mut c_void);
-/// Argument, id of the notification, handle of the watch, id of the notifier, data and their length.
-type WatchCallback = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
-/// Argument, handle of the watch, error.
-type WatchErrorCallback = unsafe extern "C" fn(*mut c_void, u64, c_int);
 
 api! {
     rados {
@@ -73,9 +69,6 @@ api! {
         fn rados_getaddrs(Handle, *mut *mut c_char) -> c_int;
         fn rados_buffer_free(*mut c_char);
         fn rados_blocklist_add(Handle, *mut c_char, u32) -> c_int;
-        fn rados_mon_command(
-            Handle, *const Text, usize, Text, usize, *mut *mut c_char, *mut usize,
-            *mut *mut c_char, *mut usize) -> c_int;
         fn rados_wait_for_latest_osdmap(Handle) -> c_int;
         fn rados_ioctx_create(Handle, Text, *mut Handle) -> c_int;
         fn rados_ioctx_destroy(Handle);
@@ -101,15 +94,6 @@ api! {
             Handle, *const Text, *const Text, *const usize, *const usize, usize);
         fn rados_write_op_omap_rm_keys2(Handle, *const Text, *const usize, usize);
         fn rados_write_op_operate2(Handle, Handle, Text, *mut libc::timespec, c_int) -> c_int;
-        fn rados_watch3(
-            Handle, Text, *mut u64, WatchCallback, Option<WatchErrorCallback>, u32,
-            *mut c_void) -> c_int;
-        fn rados_watch_check(Handle, u64) -> c_int;
-        fn rados_unwatch2(Handle, u64) -> c_int;
-        fn rados_watch_flush(Handle) -> c_int;
-        fn rados_notify2(
-            Handle, Text, Text, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
-        fn rados_notify_ack(Handle, Text, u64, u64, Text, c_int) -> c_int;
     }
     rbd {
         fn rbd_open(Handle, Text, *mut Handle, Text) -> c_int;

@@ -1,6 +1,6 @@
 //! librados and librbd behind safe handles. The only directory that calls them: `load` has their
-//! functions, `cluster` connections, `omap` and `watch` objects, `image` images, `completions` what is
-//! reported by their threads.
+//! functions, `cluster` connections, `omap` objects, `image` images, `completions` what is reported by
+//! their threads.
 //!
 //! # How the unsafe code is fenced
 //!
@@ -12,8 +12,7 @@
 //! * An asynchronous operation owns nothing. [`Image::start`] is unsafe: its caller keeps the memory
 //!   mapped and untouched until the operation is in the [`CompletionQueue`], which is exactly when the
 //!   library has let go of it.
-//! * What a callback points to is counted: each pending operation of an image holds its queue, and a
-//!   watch what its callbacks use, until the library has ended it.
+//! * What a callback points to is counted: each pending operation of an image holds its queue.
 //! * Both libraries lock internally: handles may be used by several threads at once.
 #![expect(unsafe_code, reason = "calls into librados and librbd")]
 
@@ -22,7 +21,6 @@ mod completions;
 mod image;
 mod load;
 mod omap;
-mod watch;
 
 use std::ffi::{CString, c_int};
 
@@ -33,7 +31,6 @@ pub(crate) use completions::CompletionQueue;
 pub(crate) use image::Image;
 use load::{Api, Handle};
 pub(crate) use omap::Change;
-pub(crate) use watch::Watch;
 
 /// The errno of a call that returns a negative one.
 fn check(code: c_int) -> Result<c_int, Errno> {
