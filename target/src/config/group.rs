@@ -35,6 +35,9 @@ pub struct GroupConfig {
 }
 
 impl GroupConfig {
+    /// RADOS namespace of the objects of groups.
+    pub const NAMESPACE: &str = "nvmfd";
+
     /// Name of the object of the group.
     pub fn object(&self) -> String {
         format!("nvmfd.{}", self.name)

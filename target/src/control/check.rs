@@ -20,6 +20,7 @@ use crate::config::{
 use crate::daemon::will_own;
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
+use crate::platform::doctor::{Finding, Level, examine_group};
 use crate::platform::probes::{self, Probed, probe_all, probe_directories};
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalog;
@@ -64,6 +65,7 @@ pub fn check(file: &Path) -> bool {
     good &= addresses(config);
     good &= backing_stores(config);
     good &= managed_directories(config, &BlockingPool::default());
+    good &= gateway_group(config);
     good &= management(config);
     good &= capture(config, will_own);
     good &= keys(config);
@@ -103,6 +105,23 @@ fn addresses(config: &Config) -> bool {
                     good = false;
                 }
             }
+        }
+    }
+    good
+}
+
+/// Checks what a gateway needs of the cluster of its group. A daemon starts without it, and waits.
+fn gateway_group(config: &Config) -> bool {
+    let findings = examine_group(config, &BlockingPool::default());
+    let mut good = true;
+    for Finding { level, sentence, remedy, .. } in findings {
+        match (level, config.missing) {
+            (Level::Ok, _) => {}
+            (Level::Problem, Missing::Fail) => {
+                error!("{sentence} ({remedy})");
+                good = false;
+            }
+            (Level::Problem | Level::Warning, _) => warn!("{sentence} ({remedy})"),
         }
     }
     good

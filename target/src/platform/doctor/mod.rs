@@ -3,6 +3,7 @@
 //! Each family of checks is a file. Reading the state and evaluating it are two functions, so that
 //! tests can produce every finding on any machine.
 
+mod group;
 mod hosts;
 mod machine;
 mod network;
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Provider};
 
+pub(crate) use group::examine as examine_group;
 pub(crate) use ports::{PortHolder, ROCE_PORT, is_bound, port_holder};
 pub use sandbox::examine_sandbox;
 pub use unit_user::assume_unit_user;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nvme::Nqn;
 
-use super::{Finding, Level};
+use super::{Finding, Level, group};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
@@ -25,6 +25,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let opening = BlockingPool::default();
     let mut findings = stores(config, &opening);
     findings.extend(managed_directories(config, &opening));
+    findings.extend(group::examine(config, &opening));
     if let Some(directory) = &config.state_directory {
         findings.push(writable("state", "state_directory", directory, try_writing(directory)));
     }

@@ -24,8 +24,6 @@ use crate::core::subsystem::reservation::Reservation;
 use crate::core::subsystem::write_protect::Protection;
 use crate::state::group_records::GroupRecords;
 
-/// RADOS namespace of the objects of groups.
-const NAMESPACE: &str = "nvmfd";
 /// Time limit of an operation on the object of the group; less than the time after which a gateway
 /// doubts itself.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
@@ -299,7 +297,7 @@ pub(super) fn open_objects(
     cluster: &ClusterConfig,
     group: &GroupConfig,
 ) -> Result<ObjectClient, OpenError> {
-    ObjectClient::open(cluster, &group.pool, NAMESPACE, OPERATION_TIMEOUT)
+    ObjectClient::open(cluster, &group.pool, GroupConfig::NAMESPACE, OPERATION_TIMEOUT)
 }
 
 /// Locks what no holder leaves inconsistent.
