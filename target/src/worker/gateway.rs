@@ -47,6 +47,9 @@ use image_queue::ImageQueue;
 
 /// Interval between checks of the data client and of images that were opened meanwhile.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Checks in a row after which it is logged that no host reaches this gateway: one that is connected
+/// to another gateway for a moment is no reason.
+const UNREACHED_CHECKS: u32 = 4;
 
 enum Message {
     Event(Event),
@@ -78,8 +81,8 @@ struct Driver {
     differs: bool,
     /// Those that were reported.
     conflicts: Vec<String>,
-    /// Why no host reaches this gateway, as it was reported.
-    unreached: Option<String>,
+    /// The last checks, by which no host reaches this gateway.
+    unreached_checks: u32,
     /// The gateways that have the same namespaces.
     agreement: Agreement,
     /// Hosts with keys at any gateway, as they were put in force.
@@ -142,7 +145,7 @@ impl GatewayWorker {
             ended: false,
             differs: false,
             conflicts: Vec::new(),
-            unreached: None,
+            unreached_checks: 0,
             agreement: Agreement::default(),
             keyed: BTreeSet::new(),
             state_directory: config.state_directory.clone(),
@@ -272,14 +275,14 @@ impl Driver {
             self.handle(Event::Front(front));
         }
         let unreached = front::unreached(&self.gateway, slot);
-        if let Some(why) = unreached.as_ref().filter(|_| unreached != self.unreached) {
+        self.unreached_checks = unreached.as_ref().map_or(0, |_| self.unreached_checks + 1);
+        if let Some(why) = unreached.filter(|_| self.unreached_checks == UNREACHED_CHECKS) {
             warn!(
                 "group {}: {why}: this gateway takes no ANA group while others can, and gives those \
                  that it has to them",
                 self.cluster.group.name
             );
         }
-        self.unreached = unreached;
     }
 
     /// Announces the namespaces to hosts again when another gateway has the same.

@@ -219,11 +219,11 @@ impl Gateway {
         !self.has_outdated(slot) && !self.is_closed(slot)
     }
 
-    /// The moves that would give each live member that takes groups, and that hosts reach, as many as
-    /// the others, or one more.
+    /// The moves that would give each live member that takes groups as many as the others, or one
+    /// more.
     pub fn balance(&self) -> Vec<(u32, Slot)> {
         let mut live = self.live_members();
-        live.retain(|slot| self.may_take(*slot) && !self.is_deserted(*slot));
+        live.retain(|slot| self.may_take(*slot));
         let owners = self.groups.keys().filter_map(|id| {
             let owner = self.object.group(*id)?.owner()?;
             self.object.live_owner(owner).map(|_| (*id, owner.slot))

@@ -108,8 +108,9 @@ pub(super) async fn move_ana_group(
         let what = format!("{to} is no live gateway of the group {}", group.name);
         return Err(conflict(what, "see `nvmfctl gateway list`"));
     };
-    if let Some(why) = &member.unreached {
-        let what = format!("no host reaches gateway {to}: {why}");
+    // That no host is connected may pass at any time.
+    if member.front.is_some_and(|front| front.listeners == 0 && front.hosts == 0) {
+        let what = format!("no listener of gateway {to} is open, so no host reaches it");
         return Err(conflict(what, "see its listeners and the network of hosts"));
     }
     let newest = group.gateways.iter().filter_map(|it| it.applied).max();
