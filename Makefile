@@ -186,8 +186,8 @@ soak-cluster: build ## Three gateways with random faults, and a stock Linux host
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	FEATURES="$(FEATURES)" tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
 
-some-mutants: # Two of them, others for each commit, of the libraries that `unit` has just built
-	FEATURES="$(FEATURES)" tests/mutants/run --sample 2 "nvmfd --lib" "nvmfd-core --lib" "nvmfd-blockdev --lib"
+some-mutants: # Two of those of the daemon, others for each commit: for rdma and initiator alone, cargo builds their dependencies again
+	FEATURES="$(FEATURES)" tests/mutants/run --sample 2 nvmfd
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim $(FEATURES) -- --seeds $(or $(SEEDS),1000)
