@@ -89,8 +89,8 @@ pub(crate) const SAMPLES: &[Sample] = &[
     ).with(&["p=12.5", "r=61440"]),
     sample(
         "tests/demo/attach",
-        "         0   268435456    0  data\n",
-        "268435456 data\n",
+        "         0    67108864    0  data\n  67108864   201326592    3  hole,zero\n",
+        "67108864:data 201326592:hole,zero",
     ),
     sample(
         "tests/demo/demo",
