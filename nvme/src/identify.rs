@@ -394,8 +394,13 @@ wire! {
         dmrsl: u32 = 4,
         /// Dataset Management: logical blocks of all ranges; 0 no limit.
         dmsl: u64 = 8,
+        /// Admin Optional Command Support: [`REPORTS_ALLOCATED_LBAS`].
+        aocs: u16 = 18,
     }
 }
+
+/// Bit of AOCS: Get LBA Status reports allocated blocks (RALBAS).
+pub const REPORTS_ALLOCATED_LBAS: u16 = 1;
 
 /// Ids of a page that lists controllers.
 pub const CONTROLLERS_PER_PAGE: usize = 2047;

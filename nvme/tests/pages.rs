@@ -181,11 +181,13 @@ fn lists_end_where_the_page_does() {
 fn nvm_command_set_limits_are_encoded_and_zero_on_linux() {
     let page: Page = bytes(include_str!("vectors/identify-controller-nvm.hex"));
     assert_eq!(IdentifyControllerNvm::parse(&page), IdentifyControllerNvm::default());
-    let limits = IdentifyControllerNvm { vsl: 1, wzsl: 2, wusl: 3, dmrl: 4, dmrsl: 5, dmsl: 6 };
+    let limits =
+        IdentifyControllerNvm { vsl: 1, wzsl: 2, wusl: 3, dmrl: 4, dmrsl: 5, dmsl: 6, aocs: 7 };
     let mut again = [0xAA; PAGE_BYTES];
     limits.emit(&mut again);
     assert_eq!(again[..16], [1, 2, 3, 4, 5, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(again[16..], [0; PAGE_BYTES - 16]);
+    assert_eq!(again[16..20], [0, 0, 7, 0]);
+    assert_eq!(again[20..], [0; PAGE_BYTES - 20]);
 }
 
 #[test]

@@ -75,7 +75,7 @@ positions! {
         endgid 12 2, nstat 14 1,
     }
     identify_controller_nvm: IdentifyControllerNvm {
-        vsl 0 1, wzsl 1 1, wusl 2 1, dmrl 3 1, dmrsl 4 4, dmsl 8 8,
+        vsl 0 1, wzsl 1 1, wusl 2 1, dmrl 3 1, dmrsl 4 4, dmsl 8 8, aocs 18 2,
     }
     error_entry: ErrorEntry {
         error_count 0 8, sqid 8 2, cid 10 2, status 12 2, parameter 14 2, lba 16 8, nsid 24 4,

@@ -81,11 +81,13 @@ impl Engine {
             let goes = goes_on(self.done_bytes()) && self.failure.is_none();
             let is_due = since.elapsed() >= CHECKPOINT_EVERY
                 || self.next - self.state.done_bytes >= CHECKPOINT_BYTES;
-            let mut any = goes && !is_due && self.begin(Pass::Copy);
+            let mut any = false;
             while let Some((part, outcome)) = self.source.next_done() {
                 any = true;
                 self.on_read(part, outcome);
             }
+            // What the source has just told of its holes lets parts begin.
+            any |= goes && !is_due && self.begin(Pass::Copy);
             any |= self.send();
             while let Some((part, outcome)) = self.target.next_done() {
                 any = true;
@@ -109,11 +111,12 @@ impl Engine {
         self.source.forget_holes();
         loop {
             let goes = goes_on(self.done_bytes()) && self.failure.is_none();
-            let mut any = goes && self.begin(Pass::Compare);
+            let mut any = false;
             while let Some((part, outcome)) = self.source.next_done() {
                 any = true;
                 self.on_expected(part, outcome);
             }
+            any |= goes && self.begin(Pass::Compare);
             any |= self.send();
             while let Some((part, outcome)) = self.target.next_done() {
                 any = true;

@@ -103,7 +103,10 @@ impl Volume {
     /// Forgets what is known of holes.
     pub(super) fn forget_holes(&mut self) {
         if let Volume::Namespace(namespace) = self {
-            namespace.holes = Holes::Unknown;
+            match &mut namespace.holes {
+                Holes::Asked { is_of_use, .. } => *is_of_use = false,
+                holes => *holes = Holes::Unknown,
+            }
         }
     }
 
@@ -294,8 +297,8 @@ pub(super) struct NamespaceVolume {
 enum Holes {
     /// It was not asked.
     Unknown,
-    /// It is being asked, from this block on.
-    Asked { slba: u64 },
+    /// It is being asked, from this block on; the answer is of use unless all was forgotten since.
+    Asked { slba: u64, is_of_use: bool },
     /// It has told, then. None: nothing.
     Told { slba: u64, found: Option<Allocation>, at: Instant },
 }
@@ -337,16 +340,16 @@ impl NamespaceVolume {
         }
         let block = u64::from(namespace.block_bytes);
         if let Holes::Told { slba, found, at } = &self.holes
-            && at.elapsed() < HOLES_AGE
             && *slba <= offset / block
         {
+            let is_fresh = at.elapsed() < HOLES_AGE;
             match found.as_ref().map(|found| found.at(offset / block, namespace.blocks)) {
                 // It does not tell, or this is the end.
-                None => return Some(offset),
-                Some(Some((is_data, end))) => {
-                    return Some(if is_data { offset } else { end * block });
-                }
-                Some(None) => {}
+                None if is_fresh => return Some(offset),
+                // Data are read in any case.
+                Some(Some((true, _))) => return Some(offset),
+                Some(Some((false, end))) if is_fresh => return Some(end * block),
+                _ => {}
             }
         }
         if !matches!(self.holes, Holes::Asked { .. }) {
@@ -359,7 +362,7 @@ impl NamespaceVolume {
         let Some(data) = self.host.pool().take_data(LBA_STATUS_BYTES) else { return };
         let (operation, blocks, data) = (Operation::LbaStatus, u32::MAX, Some(data));
         match self.host.submit(BlockRequest { operation, slba, blocks, data, tag: HOLES_TAG }) {
-            Ok(()) => self.holes = Holes::Asked { slba },
+            Ok(()) => self.holes = Holes::Asked { slba, is_of_use: true },
             Err((request, _)) => {
                 request.data.into_iter().for_each(|buf| self.host.pool().give(buf))
             }
@@ -367,11 +370,15 @@ impl NamespaceVolume {
     }
 
     fn on_told(&mut self, done: BlockDone) {
-        let Holes::Asked { slba } = self.holes else { return };
-        let list = done.data.as_ref().filter(|_| done.outcome.is_ok());
-        let found = list.and_then(|list| Allocation::parse(slba, self.host.pool().bytes(list)));
+        if let Holes::Asked { slba, is_of_use } = self.holes {
+            let list = done.data.as_ref().filter(|_| done.outcome.is_ok());
+            let found = list.and_then(|list| Allocation::parse(slba, self.host.pool().bytes(list)));
+            self.holes = match is_of_use {
+                true => Holes::Told { slba, found, at: Instant::now() },
+                false => Holes::Unknown,
+            };
+        }
         done.data.into_iter().for_each(|buf| self.host.pool().give(buf));
-        self.holes = Holes::Told { slba, found, at: Instant::now() };
     }
 
     fn submit(&mut self, action: Action, part: Part) -> Result<(), Part> {

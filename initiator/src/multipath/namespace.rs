@@ -1,7 +1,10 @@
 //! The namespace as a path shows it: size, limits, identity.
 
 use nvme::PAGE_BYTES;
-use nvme::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, NamespaceIds};
+use nvme::identify::{
+    IdentifyController, IdentifyControllerNvm, IdentifyNamespace, NamespaceIds,
+    REPORTS_ALLOCATED_LBAS,
+};
 
 /// Blocks of one command: what its zero-based field of 16 bits can say.
 const MOST_BLOCKS: u32 = 1 << 16;
@@ -103,6 +106,8 @@ impl Namespace {
 
     /// With the limits of the command set.
     pub(super) fn limit(&mut self, page: &IdentifyControllerNvm, page_shift: u32) {
+        // Bit 9 of OACS alone may stand for the other action types of Get LBA Status.
+        self.tells_allocation &= page.aocs & REPORTS_ALLOCATED_LBAS != 0;
         if page.wzsl != 0 {
             let bytes = 1u64.checked_shl(page_shift + u32::from(page.wzsl)).unwrap_or(u64::MAX);
             let blocks = bytes / u64::from(self.block_bytes);

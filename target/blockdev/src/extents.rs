@@ -6,7 +6,8 @@
 //! disks yet; btrfs records a direct write after it has completed), so all blocks count as allocated.
 
 use std::fs::File;
-use std::sync::{Arc, Weak};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{SeekFrom, fstatfs, seek};
@@ -15,8 +16,13 @@ use rustix::io::Errno;
 use super::backing::Kind;
 use super::device::BackingDevice;
 
-/// ext2, ext3 and ext4; XFS; tmpfs: `f_type` of statfs(2).
-const FILE_SYSTEMS: [u64; 3] = [0xEF53, 0x5846_5342, 0x0102_1994];
+/// `f_type` of statfs(2): ext2, ext3 and ext4; XFS; tmpfs.
+const FILE_SYSTEMS: [u64; 3] = [0xEF53, 0x5846_5342, TMPFS];
+const TMPFS: u64 = 0x0102_1994;
+
+/// Allocated bytes of a file in memory, at most: a search visits each of its pages, while the reactors
+/// that write to it wait for the lock of the inode.
+const IN_MEMORY_BYTES_MAX: u64 = 64 << 20;
 
 /// Where to search, and how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,13 +76,11 @@ impl ExtentSearch {
         let store = store.upgrade()?;
         let file = store.file.clone().filter(|_| store.may_have_holes());
         drop(store);
-        let is_known = |file: &Arc<File>| {
-            fstatfs(file).is_ok_and(|found| FILE_SYSTEMS.contains(&(found.f_type as u64)))
-        };
-        Some(match file.filter(is_known) {
-            Some(file) => self.in_file(&file, Instant::now() + time),
-            None => self.all(),
-        })
+        let Some(file) = file.filter(|file| is_searchable(file)) else { return Some(self.all()) };
+        let found = self.in_file(&file, Instant::now() + time);
+        // Behind the end of a file that was shortened there are no holes: nothing can be read there.
+        let is_whole = file.metadata().is_ok_and(|meta| meta.len() >= self.end);
+        Some(if is_whole { found } else { self.all() })
     }
 
     fn in_file(&self, file: &File, deadline: Instant) -> AllocatedExtents {
@@ -99,6 +103,15 @@ impl ExtentSearch {
         }
         found
     }
+}
+
+/// Whether the file system tells, and has holes to tell of: lseek(2) goes to the end of a run of
+/// blocks, however long that is.
+fn is_searchable(file: &File) -> bool {
+    let (Ok(system), Ok(meta)) = (fstatfs(file), file.metadata()) else { return false };
+    let system = system.f_type as u64;
+    let most = if system == TMPFS { meta.len().min(IN_MEMORY_BYTES_MAX) } else { meta.len() };
+    FILE_SYSTEMS.contains(&system) && meta.blocks().saturating_mul(512) < most
 }
 
 impl BackingDevice {

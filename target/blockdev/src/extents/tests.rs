@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -106,6 +106,30 @@ fn all_blocks_are_allocated_where_nothing_is_known() {
     let mut device = sparse(&dir.path().join("disk.img"), MIB);
     Arc::get_mut(&mut device).unwrap().file = Some(File::open("/proc/version").unwrap().into());
     assert_eq!(search(&device, &whole(MIB)).extents, [(0, MIB)]);
+}
+
+/// What is behind the end of a file looks like a hole, and cannot be read.
+#[test]
+fn a_file_that_was_shortened_has_no_holes() {
+    let dir = directory();
+    let device = sparse(&dir.path().join("disk.img"), MIB);
+    write(&device, 9 * BLOCK);
+    device.file.as_ref().unwrap().set_len(4 * BLOCK).unwrap();
+    assert_eq!(search(&device, &whole(MIB)).extents, [(0, MIB)]);
+}
+
+/// Reactors that write to it would wait for a search of all its pages.
+#[test]
+fn memory_with_many_pages_and_full_files_are_not_searched() {
+    let size = IN_MEMORY_BYTES_MAX + MIB;
+    let ram = open(BackingKind::Ram { size });
+    fallocate(ram.file.as_ref().unwrap(), FallocateFlags::empty(), 0, IN_MEMORY_BYTES_MAX as i64)
+        .unwrap();
+    assert_eq!(search(&ram, &whole(size)).extents, [(0, size)]);
+    let dir = directory();
+    let file = sparse(&dir.path().join("disk.img"), MIB);
+    fallocate(file.file.as_ref().unwrap(), FallocateFlags::empty(), 0, MIB as i64).unwrap();
+    assert_eq!(search(&file, &whole(MIB)).extents, [(0, MIB)], "preallocated");
 }
 
 #[test]

@@ -5,9 +5,9 @@
 
 use nvme::feature::AsyncEventConfig;
 use nvme::identify::{
-    Cmic, Cns, ControllerType, Csi, Ctratt, Identify, IdentifyController, IdentifyNamespace,
-    IdentifyNamespaceIndependent, LbaFormat, Lpa, NamespaceIds, Nsfeat, Oncs, Sgls, Vwc,
-    emit_command_sets, emit_controllers, emit_namespaces,
+    Cmic, Cns, ControllerType, Csi, Ctratt, Identify, IdentifyController, IdentifyControllerNvm,
+    IdentifyNamespace, IdentifyNamespaceIndependent, LbaFormat, Lpa, NamespaceIds, Nsfeat, Oncs,
+    REPORTS_ALLOCATED_LBAS, Sgls, Vwc, emit_command_sets, emit_controllers, emit_namespaces,
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
@@ -134,8 +134,10 @@ fn fill(
         Cns::NAMESPACE_DESCRIPTORS => ids(subsystem.namespace(nsid)?).emit(page),
         // No protection information and no extended format: all zero, once the id is valid.
         Cns::CSI_NAMESPACE => drop(valid(subsystem, nsid)?),
-        // No limits besides MDTS and the 256 ranges of Dataset Management: all zero.
-        Cns::CSI_CONTROLLER => {}
+        // No limits besides MDTS and the 256 ranges of Dataset Management.
+        Cns::CSI_CONTROLLER => {
+            IdentifyControllerNvm { aocs: REPORTS_ALLOCATED_LBAS, ..Default::default() }.emit(page);
+        }
         Cns::INDEPENDENT_NAMESPACE => {
             if let Some(found) = valid(subsystem, nsid)? {
                 independent_namespace(found, controller).emit(page);
@@ -384,9 +386,11 @@ mod tests {
         for (what, sqe, code) in refusals {
             assert_eq!(refused(ask(sqe, &mut nvm())), code, "{what}");
         }
-        for (cns, nsid) in [(0x00, 3), (0x00, 1024), (0x05, 1), (0x05, 3), (0x06, 0), (0x08, 3)] {
+        for (cns, nsid) in [(0x00, 3), (0x00, 1024), (0x05, 1), (0x05, 3), (0x08, 3)] {
             assert!(page(command(cns, nsid)) == ZERO, "CNS {cns:#04x}, namespace {nsid}");
         }
+        let limits = page(command(0x06, 0));
+        assert_eq!(limits.iter().position(|&byte| byte != 0), Some(18), "AOCS alone");
         let longer = Identify::new(Cns::CONTROLLER, 0).emit(keyed(8192));
         assert_eq!(given(ask(longer, &mut nvm())).len(), PAGE_BYTES);
     }
