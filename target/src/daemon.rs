@@ -529,7 +529,7 @@ impl RunningTarget {
         self.ns_admin.0.join_by(deadline);
         // If the lock is held now, its owner hangs in a device.
         if let Ok(mut provisioner) = self.provisioner.try_lock() {
-            provisioner.device_trust().drop_notified_hosts();
+            provisioner.device_trust().update_hosts();
             rewrite_records(provisioner.unwritten_records(), deadline);
         }
     }

@@ -157,13 +157,22 @@ impl Health {
         self.standing.load(Ordering::Relaxed) & REPLACED != 0
     }
 
-    /// Hosts have written to another file, or this is that file again. The former needs the
-    /// administrator.
-    pub(crate) fn set_replaced(&self, replaced: bool) {
-        match replaced {
-            true => self.standing.fetch_or(REPLACED, Ordering::Relaxed),
-            false => self.standing.fetch_and(!REPLACED, Ordering::Relaxed),
-        };
+    /// Hosts have written to another file: this needs the administrator.
+    pub(crate) fn set_replaced(&self) {
+        self.standing.fetch_or(REPLACED, Ordering::Relaxed);
+    }
+
+    /// This is the file again that hosts have written to: available, in one step, unless it was
+    /// shortened.
+    pub(crate) fn end_replaced(&self) {
+        let mut old = self.standing.load(Ordering::Relaxed);
+        loop {
+            let down = if old & SHORTENED == 0 { DOWN } else { 0 };
+            match self.exchange(old, old & !(REPLACED | down)) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
     }
 
     /// What is at its path instead of it. The store is served nevertheless.
@@ -440,7 +449,7 @@ mod tests {
         assert!(health.is_untrusted());
         health.trust();
         assert!(!health.is_untrusted() && health.set_up() && !health.is_down());
-        health.set_replaced(true);
+        health.set_replaced();
         assert!(health.set_down() && !health.set_up() && health.is_untrusted());
         health.trust();
         assert!(!health.is_untrusted() && health.set_up());

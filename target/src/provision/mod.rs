@@ -32,7 +32,7 @@ use nvme::Nqn;
 use tracing::{info, warn};
 
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::monitor::DeviceMonitor;
+use crate::blockdev::monitor::{DeviceMonitor, TrustRecords};
 use crate::config::{Config, Missing, SubsystemConfig};
 use crate::core::message::{Message, MessageBarrier};
 use crate::core::registry::{Change, Registry};
@@ -290,7 +290,9 @@ impl Provisioner {
                 continue;
             }
             let is_trusted = store.monitored.health().sync_failure().is_none();
-            let hosts = stores.trust.hosts(uuid);
+            let is_back = stores.trust.of(uuid).replaced.is_some() && store.monitored.is_trusted();
+            // The file that hosts have written to is at its path again: nothing is lost.
+            let hosts = if is_back { Vec::new() } else { stores.trust.hosts(uuid) };
             self.registry.restore_hosts((place, uuid.into_bytes()), &hosts, is_trusted);
             if !store.monitored.is_trusted() {
                 self.registry.presume_written(&nqn, nsid);

@@ -98,7 +98,7 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
     provisioner().add_lost_listeners();
     provisioner().remember_again();
     let trust = provisioner().device_trust();
-    trust.drop_notified_hosts();
+    trust.update_hosts();
     let addresses = provisioner().pending_addresses();
     for at in addresses {
         provisioner().on_address(at);

@@ -70,7 +70,7 @@ const KINDS: [SectionKind; 5] = [
     SectionKind {
         name: "trust",
         earlier: ("trust", 1),
-        thing: "a failed flush",
+        thing: "a failed flush, or a file that was shortened",
         is_relied_on: true,
     },
     SectionKind {
@@ -202,8 +202,12 @@ impl NamespaceFile {
         let Ok(LoadedSections { sections, .. }) = self.read() else {
             return vec!["what cannot be read"];
         };
-        let is_there =
-            |kind: &&SectionKind| kind.is_relied_on && sections.0.contains_key(kind.name);
+        // That the path of a file has led elsewhere is of use under its own UUID only.
+        let is_of_use = |body: &String| !body.starts_with("failed_sync 0000\nshortened 0\n");
+        let is_there = |kind: &&SectionKind| {
+            let body = sections.0.get(kind.name).filter(|_| kind.is_relied_on);
+            body.is_some_and(|body| kind.name != "trust" || is_of_use(body))
+        };
         KINDS.iter().filter(is_there).map(|kind| kind.thing).collect()
     }
 

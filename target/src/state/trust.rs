@@ -48,15 +48,20 @@ impl DeviceTrust {
         self.reason(&mut lock(&self.known), uuid).hosts
     }
 
-    /// Removes hosts that know of the failure now. What cannot be written is retried, and so is all
-    /// of it while another record is written, which may hang.
-    pub(crate) fn drop_notified_hosts(&self) {
+    /// Removes hosts that know of the failure now; where a file is served whose path leads elsewhere,
+    /// follows which hosts have not flushed. What cannot be written is retried, and so is all of it
+    /// while another record is written, which may hang.
+    pub(crate) fn update_hosts(&self) {
         let Ok(mut known) = self.known.try_lock() else { return };
-        let with_hosts = known.iter().filter(|(_, reason)| !reason.hosts.is_empty());
-        let with_hosts: Vec<_> = with_hosts.map(|(uuid, it)| (*uuid, it.clone())).collect();
-        for (uuid, mut reason) in with_hosts {
+        let is_due = |it: &Reason| !it.hosts.is_empty() || it.distrust.replaced.is_some();
+        let due = known.iter().filter(|(_, reason)| is_due(reason));
+        let due: Vec<_> = due.map(|(uuid, it)| (*uuid, it.clone())).collect();
+        for (uuid, mut reason) in due {
             let Some(now) = self.hosts_now(uuid, reason.distrust) else { continue };
-            reason.hosts.retain(|host| now.contains(host));
+            match reason.distrust.replaced {
+                Some(_) => reason.hosts = now,
+                None => reason.hosts.retain(|host| now.contains(host)),
+            }
             if known.get(&uuid) != Some(&reason) {
                 let _ = self.replace(&mut known, uuid, reason);
             }
@@ -68,10 +73,9 @@ impl DeviceTrust {
         self.replace(&mut lock(&self.known), uuid, Reason::default())
     }
 
-    /// The hosts that do not know; none if the namespace was never served. Where only the path of
-    /// a file leads elsewhere, its hosts have lost nothing yet, and it may lead there again.
+    /// The hosts that do not know; none if the namespace was never served.
     fn hosts_now(&self, uuid: Uuid, distrust: Distrust) -> Option<Vec<HostKey>> {
-        self.registry.get()?.unreported_hosts(uuid.into_bytes(), !distrust.has_lost_writes())
+        self.registry.get()?.unreported_hosts(uuid.into_bytes(), distrust.is_nothing())
     }
 
     fn reason(&self, known: &mut BTreeMap<Uuid, Reason>, uuid: Uuid) -> Reason {
@@ -242,9 +246,11 @@ mod tests {
         first.with_hosts_of(&registry);
         first.set(uuid, FAILED).unwrap();
         assert_eq!(records().hosts(uuid), []);
-        registry.presume_written(&nqn, 1);
         first.set(uuid, MOVED).unwrap();
-        assert_eq!(records().hosts(uuid), [], "the file may return with all of it");
+        hosts_of[0].unflushed.presume_written(1);
+        first.update_hosts();
+        assert_eq!(records().hosts(uuid), hosts[..1], "it writes to the file that has no path");
+        registry.presume_written(&nqn, 1);
         first.set(uuid, FAILED).unwrap();
         assert_eq!((records().of(uuid), records().hosts(uuid)), (FAILED, hosts.to_vec()));
         registry.report_lost_writes(&nqn, 1);
@@ -253,10 +259,10 @@ mod tests {
             (records().of(uuid), records().hosts(uuid)),
             (Distrust::default(), hosts.to_vec())
         );
-        first.drop_notified_hosts();
+        first.update_hosts();
         assert_eq!(records().hosts(uuid), hosts);
         assert_eq!(hosts_of[0].unflushed.begin_flush(1), None);
-        first.drop_notified_hosts();
+        first.update_hosts();
         assert_eq!(records().hosts(uuid), hosts[1..]);
         first.forget(uuid).unwrap();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);

@@ -110,7 +110,7 @@ impl MonitoredDevice {
             return info!("{}: {} is the file again that was served", self.place, backing.name());
         }
         *lock(&self.abandoned) = Some(then);
-        self.health.set_replaced(true);
+        self.health.set_replaced();
         backing.set_down(&format!(
             "is not the file that hosts have written to: that one (inode {}) was replaced or \
              removed while it was served; when this one has what hosts are to find, `nvmfctl \
@@ -143,8 +143,8 @@ impl MonitoredDevice {
     pub(super) fn check_path(&self, backing: &BackingDevice) {
         let Some(detached) = backing.detached(&self.config) else { return };
         // A rollback exchanges what is at its path, and then what is served.
-        let is_served = std::ptr::eq(&*self.backing(), backing);
-        if self.reopening.load(Ordering::SeqCst) || !is_served {
+        // In this order: what is served changes before the rollback has ended.
+        if self.reopening.load(Ordering::SeqCst) || !std::ptr::eq(&*self.backing(), backing) {
             return;
         }
         if !self.health.is_replaced() && !self.config.read_only {

@@ -462,10 +462,8 @@ impl Shared {
         other.set_lost(true);
         self.put(device, other, fresh).inspect_err(|_| other.set_lost(false))?;
         *lock(&device.abandoned) = None;
-        device.health.set_replaced(false);
-        if device.health.set_up() {
-            info!("{}: {} is the file again that was served", device.place, other.name());
-        }
+        device.health.end_replaced();
+        info!("{}: {} is the file again that was served", device.place, other.name());
         Ok(())
     }
 

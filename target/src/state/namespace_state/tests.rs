@@ -9,6 +9,7 @@ use nvme::reservation::{
 use proptest::prelude::*;
 use tempfile::tempdir;
 
+use crate::blockdev::Inode;
 use crate::blockdev::crash_point::testing::{kill_before, killed_process, run_before, run_killed};
 use crate::blockdev::durable::testing::calls;
 use crate::blockdev::monitor::{Distrust, TrustRecords};
@@ -67,6 +68,22 @@ fn sections_are_added_and_removed_independently() {
     assert_eq!(load(), (None, Some(protected)));
     file.replace::<WriteProtectState>(None, Some(&protected)).unwrap();
     assert!(names(directory.path()).is_empty());
+}
+
+#[test]
+fn a_file_that_was_replaced_is_relied_on_under_its_own_uuid_only() {
+    let directory = tempdir().unwrap();
+    let file = file(directory.path());
+    let inode = Inode { device: 1, number: 2, born_ns: 3 };
+    let mut reason = Reason {
+        distrust: Distrust { replaced: Some(inode), ..Distrust::default() },
+        hosts: vec![("nqn.2026-11.host:a".parse().unwrap(), [1; 16])],
+    };
+    file.replace(Some(&reason), None).unwrap();
+    assert!(file.relied_on().is_empty());
+    reason.distrust.shortened = true;
+    file.replace(Some(&reason), None).unwrap();
+    assert_eq!(file.relied_on().len(), 1);
 }
 
 #[test]
