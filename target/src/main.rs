@@ -100,7 +100,7 @@ fn check(file: &Path) -> bool {
 }
 
 fn default_config() -> Option<PathBuf> {
-    Some(PathBuf::from(DEFAULT_CONFIG)).filter(|file| file.exists())
+    Some(PathBuf::from(DEFAULT_CONFIG)).filter(|file| file.try_exists().unwrap_or(true))
 }
 
 /// Serves until a stop is requested. Logs the error if that fails.

@@ -65,7 +65,7 @@ pub fn check(file: &Path) -> bool {
     good &= addresses(config);
     good &= backing_stores(config);
     good &= managed_directories(config, &BlockingPool::default());
-    good &= gateway_group(config);
+    gateway_group(config);
     good &= management(config);
     good &= capture(config, will_own);
     good &= keys(config);
@@ -110,21 +110,12 @@ fn addresses(config: &Config) -> bool {
     good
 }
 
-/// Checks what a gateway needs of the cluster of its group. A daemon starts without it, and waits.
-fn gateway_group(config: &Config) -> bool {
+/// Warns of what a gateway lacks in the cluster of its group. A daemon starts without it, and waits.
+fn gateway_group(config: &Config) {
     let findings = examine_group(config, &BlockingPool::default());
-    let mut good = true;
-    for Finding { level, sentence, remedy, .. } in findings {
-        match (level, config.missing) {
-            (Level::Ok, _) => {}
-            (Level::Problem, Missing::Fail) => {
-                error!("{sentence} ({remedy})");
-                good = false;
-            }
-            (Level::Problem | Level::Warning, _) => warn!("{sentence} ({remedy})"),
-        }
+    for Finding { sentence, remedy, .. } in findings.iter().filter(|it| it.level != Level::Ok) {
+        warn!("{sentence} ({remedy})");
     }
-    good
 }
 
 /// Checks that files and devices can be opened, and that no persisted state prevents it; warns of

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use nix::errno::Errno;
 use rdma::PoolPlan;
@@ -51,7 +49,7 @@ pub(super) fn are_available(config: &Config) -> bool {
 enum Serving {
     Yes,
     No,
-    /// Neither the state directory nor the management socket shows it.
+    /// The state directory does not show it.
     Unknown,
 }
 
@@ -64,20 +62,9 @@ impl Serving {
                 None => Serving::Unknown,
             };
         }
-        if !config.management.enabled {
-            return Serving::Unknown;
-        }
-        let runtime_directory = std::env::var_os("RUNTIME_DIRECTORY");
-        Serving::at(&config.management.path(runtime_directory.as_deref()))
-    }
-
-    /// Whether a daemon answers at this management socket.
-    fn at(socket: &Path) -> Serving {
-        match UnixStream::connect(socket).map_err(|error| error.kind()) {
-            Ok(_) => Serving::Yes,
-            Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Serving::No,
-            Err(_) => Serving::Unknown,
-        }
+        // The management socket shows nothing: this file may be what changes it, and to connect there
+        // starts the daemon where systemd listens.
+        Serving::Unknown
     }
 }
 
