@@ -278,8 +278,7 @@ impl Driver {
         self.unreached_checks = unreached.as_ref().map_or(0, |_| self.unreached_checks + 1);
         if let Some(why) = unreached.filter(|_| self.unreached_checks == UNREACHED_CHECKS) {
             warn!(
-                "group {}: {why}: this gateway takes no ANA group while others can, and gives those \
-                 that it has to them",
+                "group {}: {why}: its ANA groups go to a gateway that hosts reach, if there is one",
                 self.cluster.group.name
             );
         }
@@ -421,7 +420,9 @@ impl Driver {
         let differing = |member: &MemberRecord| {
             format!("gateway {} declares other subsystems or namespaces", member.name)
         };
-        self.cluster.failures.of_heartbeats().or_else(|| self.gateway.differing().map(differing))
+        // A gateway that differs is known while reads succeed, and nothing is written meanwhile.
+        let differing = self.gateway.differing().map(differing);
+        differing.or_else(|| self.cluster.failures.of_heartbeats())
     }
 
     /// Whether images of a group that is served are not.

@@ -38,9 +38,11 @@ impl Registry {
     }
 
     /// Number of hosts with a controller that is not one of discovery, and of these controllers.
+    /// Those that have to authenticate yet do not count.
     pub fn connected(&self) -> (usize, usize) {
         let table = self.lock();
-        let connected = table.associations.values().filter(|entry| entry.view.is_some());
+        let is_host = |entry: &&AssociationEntry| entry.view.is_some() && !entry.is_claim();
+        let connected = table.associations.values().filter(is_host);
         let hosts: BTreeSet<Nqn> = connected.clone().map(|entry| entry.association.host).collect();
         (hosts.len(), connected.count())
     }

@@ -115,6 +115,7 @@ fn hosts_with_keys_on_other_gateways_are_refused_until_keyed_locally() {
     ));
     registry.admin_closed(&connected);
     assert!(ask(HOST).unwrap().authenticate);
+    assert_eq!(registry.connected(), (2, 2), "the third one has to authenticate yet");
 }
 
 #[test]

@@ -71,7 +71,9 @@ impl Gateway {
             others.retain(|slot| self.front(*slot).is_some_and(|front| front.hosts > 0));
         }
         let is_unreached = is_closed || self.is_deserted(own);
-        if !is_unreached || others.is_empty() {
+        // What it is given meanwhile stays for the whole time, which begins with the first group.
+        let serves = self.groups.values().any(|group| group.stage == Stage::Serving);
+        if !is_unreached || !serves || others.is_empty() {
             self.unreached_since = None;
             return;
         }

@@ -28,6 +28,9 @@ impl Gateway {
                         self.give_requested();
                         self.continue_moves();
                         self.give_unreached();
+                    } else {
+                        // Nothing is known of the time without confirmed heartbeats.
+                        self.unreached_since = None;
                     }
                 }
             }

@@ -304,6 +304,13 @@ fn a_gateway_without_hosts_gives_its_groups_to_one_with_hosts() {
     group.pass(60, &mut [&mut first, &mut second]);
     assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]), "they stay");
     assert_eq!(second.balance(), [(2, 0)]);
+    group.event(&mut first, front(1, 0));
+    group.pass(50, &mut [&mut first, &mut second]);
+    group.event(&mut second, Event::Move(1, 0));
+    group.pass(25, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1], "a move counts from its end");
+    group.pass(10, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), []);
 }
 
 #[test]

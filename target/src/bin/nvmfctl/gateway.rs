@@ -89,7 +89,8 @@ fn list(group: &GatewayGroup) -> String {
     }
     for GatewayMember { name, refused, unreached, .. } in &group.gateways {
         if let Some(why) = unreached {
-            let _ = write!(text, "\ngateway {name}: {why}; another one gets its ANA groups");
+            let _ =
+                write!(text, "\ngateway {name}: {why}; its ANA groups go to one that hosts reach");
         }
         if let Some(GatewayConfigError { version, why }) = refused {
             let _ = write!(text, "\ngateway {name} refuses version {version}: {why}");
