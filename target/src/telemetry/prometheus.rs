@@ -371,7 +371,9 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     to.counters("nvmfd_reactor_busy_seconds", help, busy)?;
     let is_lost = |cause: &str| {
         let cause = Cause::ALL.iter().find(|each| each.name() == cause);
-        cause.is_some_and(|cause| cause.stage() == Stage::Running)
+        // These two are recorded of hosts that stay connected.
+        let is_notice = |cause| matches!(cause, Cause::SharedHostId | Cause::UnflushedShutdown);
+        cause.is_some_and(|cause| cause.stage() == Stage::Running && !is_notice(*cause))
     };
     let causes = |lost| {
         let all = named(stats, "cause", |reactor| &reactor.refusals);
