@@ -250,8 +250,8 @@ pub struct FabricError(pub String);
 pub fn descriptor_remedy() -> String {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     format!(
-        "too many open files; RLIMIT_NOFILE is {limit}: raise it (LimitNOFILE=4096 in the systemd \
-         unit, ulimit -n 4096 in a shell)"
+        "too many open files; RLIMIT_NOFILE is {limit}: raise it (LimitNOFILE= in the systemd unit, \
+         ulimit -n in a shell)"
     )
 }
 

@@ -73,6 +73,9 @@ impl Throttle {
 
     /// A host has authenticated at this address.
     pub fn note_proof(&mut self, from: IpAddr, host: Nqn) {
+        if !from.is_ipv6() {
+            return;
+        }
         self.proved.insert(Claimant { from, host }, (), None);
     }
 

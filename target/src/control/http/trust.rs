@@ -65,8 +65,8 @@ fn refused(place: &str, why: Untrusted) -> ApiError {
         Untrusted::AlreadyTrusted => ApiError::new(
             StatusCode::CONFLICT,
             format!(
-                "{place} is trusted: no flush has failed, and its file was not shortened or \
-                 replaced"
+                "{place} is trusted: no flush has failed, and what is served is the file that \
+                 hosts have written to"
             ),
             "see `nvmfctl namespace list` for how stores are",
         ),
