@@ -294,7 +294,7 @@ mistake() {
     5) COMMAND=(listener add 203.0.113.7) WORDS='203\.0\.113\.7' ;;
     6) COMMAND=(subsystem add "$NQN" --any-host) WORDS='there is a subsystem .* already' ;;
     7) COMMAND=(host deny "$NQN" "$(host_name 77)") WORDS='is no host of|admits any host' ;;
-    8) BROKEN=$good$'\nthis is not = [ toml' WORDS="toml: line $(($(wc -l <<<"$good") + 1))," ;;
+    8) BROKEN=$good$'\nthis is not = [ toml' WORDS="toml:$(($(wc -l <<<"$good") + 1)):" ;;
     9)
       BROKEN=$(sed '0,/^\[\[subsystem\.namespace\]\]/s//[[subsystem.namespace]]\nnsid = 77\nkind = "null"\nsize = "4MiB"\n[[subsystem.namespace]]\nnsid = 77\nkind = "null"\nsize = "4MiB"\n&/' <<<"$good")
       WORDS='[0-9]+(:|, column )[0-9]+: this nsid is used twice'
