@@ -1,5 +1,8 @@
 //! The running target: reactor threads, and the operations of the control plane on them.
 
+mod keys;
+mod liveness;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
@@ -14,12 +17,11 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use nvme::Nqn;
 use rdma::{FabricError, SpinBudget};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Auto, Config, Missing, memory_estimate};
-use crate::core::auth::Keyring;
 use crate::core::controller::Limits;
 use crate::core::message::{Mailbox, Message, ReactorRings, Sender, mailbox};
 use crate::core::qpair::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
@@ -39,9 +41,8 @@ use crate::reactor::{Parts, Reactor, map_pool};
 use crate::state::group_records::GroupRecords;
 use crate::state::power::PowerLog;
 use crate::state::record::StateDir;
-use crate::state::revoked_hosts::{self, PreparedHosts};
+use crate::state::revoked_hosts::PreparedHosts;
 use crate::state::usage::{UsageStore, UsageWriter};
-use crate::telemetry::gateway::GroupView;
 use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
@@ -50,6 +51,8 @@ use crate::worker::gateway::shared::SharedConfigClient;
 use crate::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage};
 use crate::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 use crate::worker_thread::WorkerThread;
+
+pub use liveness::Liveness;
 
 /// Spin time of `spin_us = "auto"` while no device is busy: about the cost of waking up a sleeping
 /// CPU.
@@ -101,65 +104,6 @@ struct ReactorThread {
     stats: Arc<PollStats>,
 }
 
-/// Liveness of the reactors; independent of the owner of the [`RunningTarget`].
-#[derive(Debug)]
-pub struct Liveness {
-    registry: Arc<Registry>,
-    pending: Arc<Pending>,
-    gateway: Option<Arc<GroupView>>,
-    /// Counters of each reactor, and its iterations at the last call.
-    reactors: Vec<(Arc<PollStats>, u64)>,
-}
-
-impl Liveness {
-    /// Whether every reactor has iterated since the last call. Wakes all of them, so that sleeping
-    /// reactors have iterated at the next call.
-    pub fn alive(&mut self) -> bool {
-        let mut alive = true;
-        for (stats, seen_turns) in &mut self.reactors {
-            let turns = stats.turns.load(Ordering::Relaxed);
-            alive &= turns != *seen_turns && !stats.ended.load(Ordering::Relaxed);
-            *seen_turns = turns;
-        }
-        self.registry.wake_reactors();
-        alive
-    }
-
-    /// Disconnects every host and ends the reactors when pending I/O of devices has finished, also
-    /// while the target is in use elsewhere; gives up at the deadline. Omits the other steps of a
-    /// stop.
-    pub fn part(&self, deadline: Instant) {
-        self.registry.leave();
-        for reactor in self.registry.reactors() {
-            reactor.send(Message::Stop);
-        }
-        let is_over = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
-        while !self.reactors.iter().all(is_over) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// Pending listeners, devices and directories, a sentence each.
-    pub fn pending(&self) -> Vec<String> {
-        self.pending.list()
-    }
-
-    /// Why this gateway of a group serves nothing, if it does not.
-    pub fn idle(&self) -> Option<String> {
-        self.gateway.as_ref().and_then(|gateway| gateway.idle())
-    }
-
-    /// The error of a reactor whose thread has ended before a stop.
-    pub fn failed(&self) -> Option<Fatal> {
-        if self.registry.is_leaving() {
-            return None;
-        }
-        let has_ended = |(stats, _): &(Arc<PollStats>, u64)| stats.ended.load(Ordering::Relaxed);
-        let ended = self.reactors.iter().position(has_ended)?;
-        Some(Fatal(format!("reactor {ended} has ended; this is a defect, please report it")))
-    }
-}
-
 /// Records the end of a reactor's thread, also by a panic.
 struct Ending(Arc<PollStats>);
 
@@ -196,7 +140,7 @@ impl RunningTarget {
     /// One sentence about the obstacle. Nothing is left running.
     pub fn start(config: Config) -> Result<RunningTarget, Fatal> {
         let directory = checked(config.state_directory.as_deref())?;
-        let keyring = first_keyring(&config, directory.as_deref())?;
+        let keyring = keys::first(&config, directory.as_deref())?;
         let records = Arc::default();
         let stores = device_table(&config, directory, &records);
         let pool = stores.opening();
@@ -216,7 +160,7 @@ impl RunningTarget {
             Shared::new(Arc::clone(&registry), workers, SystemTime::now).with_power(power.meter),
         );
         registry.set_keyring(keyring);
-        keep_keyed(&registry, &config).iter().for_each(|sentence| warn!("{sentence}"));
+        keys::keep(&registry, &config).iter().for_each(|sentence| warn!("{sentence}"));
         let (provider, fabrics) = fabrics_of(&config)?;
         let worker = keep(worker, &registry)?;
         let provisioner = Provisioner::new(
@@ -347,7 +291,7 @@ impl RunningTarget {
         // replaced key files.
         let is_about_keys = config.authentication != provisioner.config().authentication;
         let keyring = match may_wait || is_about_keys || config == *provisioner.config() {
-            true => Some(self.next_keyring(&config)?),
+            true => Some(keys::next(&self.registry, &config)?),
             false => None,
         };
         let next = match may_wait {
@@ -363,7 +307,9 @@ impl RunningTarget {
         let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
         let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
         let keyed = match &keyring {
-            Some(keyring) => self.prepare_keyed(keyring, &config).map_err(NotServed::Unkept)?,
+            Some(keyring) => {
+                keys::prepare(&self.registry, keyring, &config).map_err(NotServed::Unkept)?
+            }
             None => PreparedHosts::default(),
         };
         let memory = provisioner.prepare(next.as_ref(), &added, missing)?;
@@ -379,7 +325,7 @@ impl RunningTarget {
         if let Some(keyring) = keyring {
             others.extend(self.registry.set_keyring(keyring));
             // If it was not put in place, or another gateway has a key since.
-            others.extend(keep_keyed(&self.registry, provisioner.config()));
+            others.extend(keys::keep(&self.registry, provisioner.config()));
         }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
         let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
@@ -396,33 +342,6 @@ impl RunningTarget {
         Ok(AppliedChange { configured, others })
     }
 
-    /// The keys of a configuration, and the hosts that are refused without one.
-    fn next_keyring(&self, config: &Config) -> Result<Keyring, Fatal> {
-        let mut keyring = config.authentication.keyring().map_err(unusable)?;
-        keyring.revoke(self.registry.keyed_hosts());
-        if self.registry.unknown_keyed_hosts().is_some()
-            && let Some(directory) = &config.state_directory
-        {
-            revoke(&mut keyring, directory);
-        }
-        Ok(keyring)
-    }
-
-    /// Prepares to keep the hosts that have had keys. It has been reported already of those in
-    /// force that they cannot be kept.
-    fn prepare_keyed(&self, keyring: &Keyring, config: &Config) -> Result<PreparedHosts, String> {
-        // The damaged list stays for the administrator, and refuses the same hosts after a restart.
-        if keyring.unknown().is_some() {
-            return Ok(PreparedHosts::default());
-        }
-        let known = keyring.known();
-        let prepared = revoked_hosts::prepare(&known, config.state_directory.as_deref());
-        match known.is_subset(&self.registry.keyed_hosts()) {
-            true => Ok(prepared.unwrap_or_default()),
-            false => prepared,
-        }
-    }
-
     /// The shared configuration of the gateway group, if the daemon is a member of one.
     pub(crate) fn shared(&self) -> Option<SharedConfigClient> {
         self.gateway.as_ref().map(GatewayWorker::shared)
@@ -430,10 +349,10 @@ impl RunningTarget {
 
     /// Liveness of the target, also while it is being changed.
     pub fn pulse(&self) -> Liveness {
-        let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
+        let reactors = self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect();
         let (registry, pending) = (Arc::clone(&self.registry), Arc::clone(&self.pending));
         let gateway = self.gateway.as_ref().map(GatewayWorker::view);
-        Liveness { registry, pending, gateway, reactors }
+        Liveness::new(registry, pending, gateway, reactors)
     }
 
     /// A read-only view, also while the target is being changed.
@@ -640,22 +559,6 @@ fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
     }
 }
 
-/// Keeps the hosts that have had keys. Returns a sentence if that fails.
-fn keep_keyed(registry: &Registry, config: &Config) -> Option<String> {
-    if registry.unknown_keyed_hosts().is_some() {
-        return None;
-    }
-    revoked_hosts::keep(&registry.keyed_hosts(), config.state_directory.as_deref())
-}
-
-/// Has hosts refused that have had keys: all without a key, if the list of them is damaged.
-fn revoke(keyring: &mut Keyring, directory: &Path) {
-    match revoked_hosts::read(directory) {
-        Ok(hosts) => keyring.revoke(hosts),
-        Err(why) => keyring.revoke_all(&why),
-    }
-}
-
 /// Starts the thread of namespace states.
 fn keep(
     worker: NamespaceStateWorker,
@@ -682,31 +585,6 @@ fn ns_admin_worker(
     Ok((thread, sender))
 }
 
-/// The keys of a start. Hosts whose keys cannot be used, or that may have had one, are refused, and
-/// keep no others from being served, as missing devices do.
-fn first_keyring(config: &Config, directory: Option<&Path>) -> Result<Keyring, Fatal> {
-    let (mut keyring, mistakes) = config.authentication.usable_keyring();
-    if config.missing == Missing::Fail && !mistakes.is_empty() {
-        return Err(unusable(mistakes));
-    }
-    for mistake in mistakes {
-        error!("{mistake}; the host is refused until a reload can read it");
-    }
-    directory.into_iter().for_each(|directory| revoke(&mut keyring, directory));
-    if let Some(why) = keyring.unknown() {
-        if config.missing == Missing::Fail {
-            return Err(Fatal(why.to_owned()));
-        }
-        error!("{why}; every host without a key is refused, unless `authenticate = false`");
-    }
-    Ok(keyring)
-}
-
-/// Formats the errors of key files as one sentence.
-fn unusable(mistakes: Vec<String>) -> Fatal {
-    Fatal(mistakes.join("; "))
-}
-
 fn pin(cpu: Option<u32>) {
     let Some(cpu) = cpu else { return };
     let mut set = CpuSet::new();
@@ -730,6 +608,7 @@ mod tests {
     use crate::blockdev::durable::testing::calls;
     use crate::config::{CATALOG_RECORD, HostConfig, NamespaceKind};
     use crate::daemon::*;
+    use crate::state::revoked_hosts;
 
     /// Records that a start finds would be served, and then reverted by a power loss.
     #[test]
