@@ -23,6 +23,35 @@ const VERSION: &str = "1";
 /// Stands for no value.
 const NONE: &str = "-";
 
+/// The text of records whose fields are numbers and words: these, in this order.
+macro_rules! fields {
+    ($($record:ident { $($field:ident),+ })+) => {$(
+        impl fmt::Display for $record {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(VERSION)?;
+                $(write!(f, " {}", self.$field)?;)+
+                Ok(())
+            }
+        }
+
+        impl FromStr for $record {
+            type Err = ();
+
+            fn from_str(text: &str) -> Result<$record, ()> {
+                let fields: Vec<&str> = text.split(' ').collect();
+                let [VERSION, $($field),+] = fields[..] else { return Err(()) };
+                Ok($record { $($field: $field.parse().map_err(drop)?),+ })
+            }
+        }
+    )+};
+}
+
+fields! {
+    MoveRequest { epoch, to }
+    SharedVersion { number, digest, gateway, at_unix_s }
+    Front { incarnation, listeners, hosts, associations }
+}
+
 /// The declared number of a gateway in its group: 0 to 31.
 pub type Slot = u8;
 
@@ -266,23 +295,6 @@ pub struct MoveRequest {
     pub to: Slot,
 }
 
-impl fmt::Display for MoveRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MoveRequest { epoch, to } = self;
-        write!(f, "{VERSION} {epoch} {to}")
-    }
-}
-
-impl FromStr for MoveRequest {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<MoveRequest, ()> {
-        let fields: Vec<&str> = text.split(' ').collect();
-        let [VERSION, epoch, to] = fields[..] else { return Err(()) };
-        Ok(MoveRequest { epoch: epoch.parse().map_err(drop)?, to: to.parse().map_err(drop)? })
-    }
-}
-
 /// A version of the shared configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedVersion {
@@ -294,28 +306,6 @@ pub struct SharedVersion {
     pub gateway: String,
     /// When, in seconds since 1970.
     pub at_unix_s: u64,
-}
-
-impl fmt::Display for SharedVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SharedVersion { number, digest, gateway, at_unix_s } = self;
-        write!(f, "{VERSION} {number} {digest} {gateway} {at_unix_s}")
-    }
-}
-
-impl FromStr for SharedVersion {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<SharedVersion, ()> {
-        let fields: Vec<&str> = text.split(' ').collect();
-        let [VERSION, number, digest, gateway, at_unix_s] = fields[..] else { return Err(()) };
-        Ok(SharedVersion {
-            number: number.parse().map_err(drop)?,
-            digest: digest.to_owned(),
-            gateway: gateway.to_owned(),
-            at_unix_s: at_unix_s.parse().map_err(drop)?,
-        })
-    }
 }
 
 /// What a gateway has in force of the shared configuration.
@@ -396,30 +386,6 @@ pub struct Front {
     pub hosts: usize,
     /// Their associations.
     pub associations: usize,
-}
-
-impl fmt::Display for Front {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Front { incarnation, listeners, hosts, associations } = self;
-        write!(f, "{VERSION} {incarnation} {listeners} {hosts} {associations}")
-    }
-}
-
-impl FromStr for Front {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Front, ()> {
-        let fields: Vec<&str> = text.split(' ').collect();
-        let [VERSION, incarnation, listeners, hosts, associations] = fields[..] else {
-            return Err(());
-        };
-        Ok(Front {
-            incarnation: incarnation.parse().map_err(drop)?,
-            listeners: listeners.parse().map_err(drop)?,
-            hosts: hosts.parse().map_err(drop)?,
-            associations: associations.parse().map_err(drop)?,
-        })
-    }
 }
 
 fn list(f: &mut fmt::Formatter<'_>, entries: &[String]) -> fmt::Result {
