@@ -85,6 +85,6 @@ fn start(line: &Arc<JobQueue>) -> bool {
 
 fn work(line: &JobQueue) {
     while let Some(job) = line.next() {
-        (job.run)();
+        (job.run.0)();
     }
 }

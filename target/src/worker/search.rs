@@ -37,7 +37,7 @@ impl SearchWorker {
         let spawned = self.pool.spawn(move || {
             let mut next = Some(job);
             while let Some(job) = next {
-                (job.run)();
+                (job.run.0)();
                 next = next_of(device, &mut lock(&own));
             }
         });

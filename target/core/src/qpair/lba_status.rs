@@ -9,7 +9,7 @@ use super::{Io, QueuePair};
 use crate::command::Plan;
 use crate::command::lba_status::{AllocationProbe, respond};
 use crate::message::Message;
-use crate::sched::offload::{Job, SearchJob};
+use crate::sched::offload::{Job, SearchJob, Work};
 use nvmfd_blockdev::IoCompletion;
 
 impl QueuePair {
@@ -33,7 +33,7 @@ impl QueuePair {
             let _ = reactor.send(Message::Answer(IoCompletion { tag, buf: None, outcome }));
         });
         let host = self.conn.role.association().map(|association| association.host_id);
-        let job = host.map(|host| Job::Search(SearchJob { device, host, run }));
+        let job = host.map(|host| Job::Search(SearchJob { device, host, run: Work(run) }));
         self.offload(slot, job.ok_or(Status::INTERNAL_ERROR), io);
     }
 

@@ -159,38 +159,33 @@ pub struct NamespaceJob {
     pub tag: Tag,
 }
 
+/// What a worker executes.
+pub struct Work(pub Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Work")
+    }
+}
+
 /// A search for allocated blocks, which may wait for a device.
+#[derive(Debug)]
 pub struct SearchJob {
     /// The device: one search at a time.
     pub device: DeviceId,
     /// The host: hosts take turns.
     pub host: HostId,
     /// Executes it, if the connection is still open, and notifies the poll group.
-    pub run: Box<dyn FnOnce() + Send>,
-}
-
-impl fmt::Debug for SearchJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SearchJob { device, host, run: _ } = self;
-        let mut shown = f.debug_struct("SearchJob");
-        shown.field("device", device).field("host", host).finish_non_exhaustive()
-    }
+    pub run: Work,
 }
 
 /// The computation of an authentication, which takes milliseconds.
+#[derive(Debug)]
 pub struct AuthJob {
     /// Address of the host: sources take turns.
     pub source: Source,
     /// A number that no other job has ever had.
     pub ticket: u64,
     /// Executes it, and notifies the poll group.
-    pub run: Box<dyn FnOnce() + Send>,
-}
-
-impl fmt::Debug for AuthJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AuthJob { source, ticket, run: _ } = self;
-        let mut shown = f.debug_struct("AuthJob");
-        shown.field("source", source).field("ticket", ticket).finish_non_exhaustive()
-    }
+    pub run: Work,
 }
