@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -67,6 +68,8 @@ pub struct BackingDevice {
     /// Modes of fallocate that the store does not support: bits of [`Space`]. Each is set once, so
     /// relaxed ordering suffices: a reactor that reads the old value only tries once more.
     pub(super) refused: AtomicU8,
+    /// Until when its file is not searched for allocated blocks: see `extents`.
+    pub(super) unsearched_until: Mutex<Option<Instant>>,
     pub(super) health: Arc<Health>,
 }
 
@@ -244,6 +247,7 @@ impl BackingDevice {
             lost: AtomicBool::new(false),
             geometry: Geometry::default(),
             refused: AtomicU8::new(0),
+            unsearched_until: Mutex::default(),
             health: Arc::new(Health::of_opened(config.read_only)),
         }
     }

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::backing::Kind;
 use super::device::BackingDevice;
+use crate::lock;
 
 /// `f_type` of statfs(2): ext2, ext3 and ext4; XFS; tmpfs.
 const FILE_SYSTEMS: [u64; 3] = [0xEF53, 0x5846_5342, TMPFS];
@@ -23,6 +24,9 @@ const TMPFS: u64 = 0x0102_1994;
 /// Allocated bytes of a file in memory, at most: a search visits each of its pages, while the reactors
 /// that write to it wait for the lock of the inode.
 const IN_MEMORY_BYTES_MAX: u64 = 64 << 20;
+
+/// How long a store is not searched after a slow search, by the time that this took.
+const PAUSE_FACTOR: u32 = 100;
 
 /// Where to search, and how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,12 +76,23 @@ impl ExtentSearch {
 
     /// Searches a store, unless it was closed. What was not reached by the end of the time counts as
     /// allocated. May block on the device. Meanwhile the store may be closed, and opened again.
+    ///
+    /// The time is looked at between two calls of lseek(2), and one of them may pass millions of
+    /// extents, while others wait for the lock of the inode. A store whose search has taken longer is
+    /// not searched for [`PAUSE_FACTOR`] times as long.
     pub fn run(&self, store: &Weak<BackingDevice>, time: Duration) -> Option<AllocatedExtents> {
-        let store = store.upgrade()?;
-        let file = store.file.clone().filter(|_| store.may_have_holes());
-        drop(store);
+        let (began, opened) = (Instant::now(), store.upgrade()?);
+        let pauses = lock(&opened.unsearched_until).is_some_and(|until| began < until);
+        let file = opened.file.clone().filter(|_| opened.may_have_holes() && !pauses);
+        drop(opened);
         let Some(file) = file.filter(|file| is_searchable(file)) else { return Some(self.all()) };
-        let found = self.in_file(&file, Instant::now() + time);
+        let found = self.in_file(&file, began + time);
+        let took = began.elapsed();
+        if took > time
+            && let Some(opened) = store.upgrade()
+        {
+            *lock(&opened.unsearched_until) = began.checked_add(took.saturating_mul(PAUSE_FACTOR));
+        }
         // Behind the end of a file that was shortened there are no holes: nothing can be read there.
         let is_whole = file.metadata().is_ok_and(|meta| meta.len() >= self.end);
         Some(if is_whole { found } else { self.all() })

@@ -95,6 +95,13 @@ fn unsearched_blocks_are_reported_as_allocated() {
     }
     let found = whole(MIB).run(&Arc::downgrade(&device), Duration::ZERO).unwrap();
     assert_eq!(found, AllocatedExtents { extents: vec![(BLOCK, MIB)], has_more: false });
+    let pause = crate::lock(&device.unsearched_until).replace(Instant::now() + LONG);
+    assert!(pause.is_some(), "it has taken too long");
+    assert_eq!(search(&device, &whole(MIB)).extents, [(0, MIB)], "it pauses");
+    *crate::lock(&device.unsearched_until) = pause;
+    std::thread::sleep(pause.unwrap().saturating_duration_since(Instant::now()));
+    assert_eq!(search(&device, &whole(MIB)).extents.len(), 2);
+    assert_eq!(*crate::lock(&device.unsearched_until), pause, "in time");
 }
 
 #[test]
