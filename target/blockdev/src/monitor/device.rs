@@ -112,10 +112,10 @@ impl MonitoredDevice {
         *lock(&self.abandoned) = Some(then);
         self.health.set_replaced();
         backing.set_down(&format!(
-            "is not the file that hosts have written to: that one (inode {}) was replaced or \
-             removed while it was served; when this one has what hosts are to find, `nvmfctl \
-             namespace trust`",
-            then.number
+            "is not known to be the file that hosts have written to: that one (inode {} of device \
+             {}) was replaced or removed while it was served; when this one has what hosts are to \
+             find, `nvmfctl namespace trust`",
+            then.number, then.device
         ));
     }
 
@@ -156,8 +156,13 @@ impl MonitoredDevice {
         let (place, name) = (&self.place, backing.name());
         match detached {
             None => info!("{place}: {name} refers to the served file or device again"),
-            Some(detached) => warn!("{place}: {}", detachment(backing, detached)),
+            Some(detached) => warn!("{place}: {}", self.describe(backing, detached)),
         }
+    }
+
+    fn describe(&self, backing: &BackingDevice, detached: Detached) -> String {
+        let is_recorded = self.record.as_ref().is_some_and(|(_, record)| record.is_durable());
+        detachment(backing, detached, is_recorded)
     }
 
     /// At exit: logs a store that the next start will not find at its path.
@@ -165,7 +170,7 @@ impl MonitoredDevice {
         let backing = self.backing();
         self.check_path(&backing);
         if let Some(detached) = self.health.detached() {
-            error!("{}: the daemon stops while {}", self.place, detachment(&backing, detached));
+            error!("{}: the daemon stops while {}", self.place, self.describe(&backing, detached));
         }
     }
 
@@ -317,7 +322,8 @@ impl Drop for ResizeGuard {
 }
 
 /// Describes what is at the path of a store instead of it.
-pub(super) fn detachment(backing: &BackingDevice, detached: Detached) -> String {
+/// `is_recorded`: the next start knows of it.
+pub(super) fn detachment(backing: &BackingDevice, detached: Detached, is_recorded: bool) -> String {
     let (name, own_path) = (backing.name(), backing.own_path());
     let what = match detached {
         Detached::Removed => "was unlinked or renamed",
@@ -327,7 +333,7 @@ pub(super) fn detachment(backing: &BackingDevice, detached: Detached) -> String 
         "{name} {what} while it is served: hosts go on with the old one, which the next start \
          will not find; before that, have hosts stop, and copy it from {own_path} or bring its \
          path back{}",
-        match backing.inode().is_some() && !backing.is_read_only() {
+        match is_recorded && backing.inode().is_some() && !backing.is_read_only() {
             true => "; another file is not served before `nvmfctl namespace trust`",
             false => "",
         }

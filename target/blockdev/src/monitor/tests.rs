@@ -178,7 +178,7 @@ fn a_file_moved_from_its_path_stays_served_and_is_reported() {
     detached(&mut bench, Some(Detached::Removed));
     // Data that no path leads to can still be flushed.
     let own_path = bench.device.backing().own_path();
-    let sentence = device::detachment(&bench.device.backing(), Detached::Removed);
+    let sentence = device::detachment(&bench.device.backing(), Detached::Removed, true);
     assert!(sentence.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11, "{sentence}");
 }
 

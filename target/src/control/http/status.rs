@@ -147,7 +147,7 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
             if health.is_untrusted() {
                 let cause = match health.is_shortened() {
                     true => "its file was shortened",
-                    false => "its file is not the one that hosts have written to",
+                    false => "its file is not known to be the one that hosts have written to",
                 };
                 sentences.push(format!(
                     "{place} is down: {cause}; when its data have been checked, {trust}"
