@@ -140,7 +140,10 @@ fn a_file_replaced_in_service_is_not_served_after_a_restart_until_trusted() {
     serves(&mut host, &[1, 2, 4]);
     assert_eq!(states(&daemon), ["serving", "serving", "untrusted", "serving"]);
     let degraded = daemon.get("/v1/status")["degraded"].to_string();
-    assert!(degraded.contains("is not known to be the one that hosts have written to"), "{degraded}");
+    assert!(
+        degraded.contains("is not known to be the one that hosts have written to"),
+        "{degraded}"
+    );
     let trust = format!("/v1/subsystems/{NQN}/namespaces/3/trust");
     let trusted = ask(&daemon.socket(), "POST", &trust, "{}");
     assert_eq!(trusted.0, 200, "{}", trusted.1);
