@@ -16,6 +16,9 @@ pub(super) struct Import {
     pub(super) is_reexport: bool,
 }
 
+/// How attributes of items for tests begin. `any` names a feature too, for tests of other packages.
+const FOR_TESTS: [&str; 3] = ["#[cfg(test)]", "#[cfg(all(test", "#[cfg(any(test"];
+
 /// The lines of `text` without comments, contents of string and character literals, and items for
 /// tests only.
 pub(super) fn production(text: &str) -> Vec<String> {
@@ -24,7 +27,7 @@ pub(super) fn production(text: &str) -> Vec<String> {
     let mut at = 0;
     while at < lines.len() {
         let line = lines[at].trim_start();
-        if line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test") {
+        if FOR_TESTS.iter().any(|start| line.starts_with(start)) {
             let end = end_of_item(&lines, at + 1);
             lines[at..=end].fill(String::new());
             at = end;
@@ -349,8 +352,11 @@ mod tests {
 
     #[test]
     fn items_for_tests_are_left_out() {
-        let text = "#[cfg(test)]\n#[allow(x)]\npub(crate) fn f(\n    a: u8,\n) -> u8 {\n    a\n}\nfn g() {}\n#[cfg(test)]\nmod tests;\nmod b;\n";
-        assert_eq!(production(text).concat(), "fn g() {}mod b;");
+        let text = "#[cfg(test)]\n#[allow(x)]\npub(crate) fn f(\n    a: u8,\n) -> u8 {\n    a\n}\nfn g() {}\n#[cfg(test)]\nmod tests;\nmod b;\n#[cfg(any(test, feature = \"testing\"))]\npub mod testing;\n#[cfg(not(any(test, feature = \"testing\")))]\nmod c;\n";
+        assert_eq!(
+            production(text).concat(),
+            "fn g() {}mod b;#[cfg(not(any(test, feature = \"\")))]mod c;"
+        );
     }
 
     #[test]
