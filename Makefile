@@ -66,10 +66,10 @@ test-packages: packages
 	  apt-get -qq -o APT::Sandbox::User=root download prometheus && \
 	  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components 3 -C .. ./usr/bin/promtool ./usr/bin/prometheus; }
 
-# Installs nothing: `make packages` does.
-build: ## Build everything: build/release/nvmfd, nvmfctl, nvmf
-	$(say_features)
-	$(CARGO) build --release --workspace $(FEATURES)
+# Installs nothing: `make packages` does. The programs come first, as they are released: together with the package tests, cargo would
+# build them with the simulated network.
+build: programs ## Build everything: build/release/nvmfd, nvmfctl, nvmf
+	$(CARGO) build --release -p tests $(FEATURES)
 	@echo "built $(NVMFD)"
 
 programs: # The programs alone: a third of the work
@@ -88,7 +88,7 @@ lint: packages # No warning, with and without rdma-core
 	$(say_features)
 	$(if $(HAS_VERBS),$(CARGO) clippy --workspace --all-targets -- -D warnings)
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
-	@tree=$$($(CARGO) tree --workspace -e normal,build,features); \
+	@tree=$$($(CARGO) tree -p nvmfd -p initiator -e normal,build,features); \
 	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
 
 # The kernel is compiled with nice 19. Linux 6.18 starves its own threads beside such a program: writes of tests wait at their device

@@ -420,7 +420,7 @@ mod tests {
                     rdma::soft::endpoint::Config { guid: dice.roll(), ..Options::default().config };
                 let entropy = Box::new(move || dice.roll());
                 let region = Arc::clone(pool.region());
-                let soft = Soft::in_air(port, config, entropy, now, region).expect("a fabric");
+                let soft = Soft::simulated(port, config, entropy, now, region).expect("a fabric");
                 (pool, soft)
             });
             let mut net = Net { air, now, server: Server::default(), ends };

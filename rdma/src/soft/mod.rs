@@ -8,8 +8,8 @@
 //! headers + slice of the pool + CRC ◄── wire/tx_packet ◄── qp
 //! ```
 //!
-//! An [`endpoint::Endpoint`] is driven by code with sockets and a clock; [`sim::EndpointNetwork`]
-//! drives several of them with neither. In steady state nothing is allocated.
+//! An [`endpoint::Endpoint`] is driven by code with sockets and a clock; `sim::EndpointNetwork` drives
+//! several of them with neither, in tests. In steady state nothing is allocated.
 //!
 //! Input from the network is hostile: it is parsed with checked arithmetic into bounded memory, and
 //! no content makes this code panic.
@@ -22,6 +22,7 @@ pub mod endpoint;
 mod link_log;
 mod provider;
 pub mod qp;
+#[cfg(any(test, feature = "testing"))]
 pub mod sim;
 pub mod stats;
 mod timer_heap;

@@ -6,27 +6,26 @@
 //! ```
 //!
 //! Everything that is not input or output is here or in the endpoint; the wire is UDP sockets
-//! (`soft/udp/mod.rs`), or a simulated network (`soft/sim/network.rs`). Calls of the trait without
-//! a time use that of the last poll.
+//! (`soft/udp/mod.rs`), in tests also a simulated network (`soft/sim/network.rs`). Calls of the
+//! trait without a time use that of the last poll.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags};
-
 use super::capture::Capture;
 use super::cm::connection::{ConnectRequest, mtu_bytes};
 use super::cm::message::RejectReason;
-use super::config::{Config, Options, Path};
+use super::config::{Config, Options};
 use super::endpoint::Endpoint;
 use super::link_log::LinkLog;
 use super::qp::memory_region::Rights;
-use super::sim::network::NetworkPort;
+#[cfg(any(test, feature = "testing"))]
+use super::sim::wire::Wire;
 use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
-use super::udp::{Shared, SocketBuffers, Taken, Udp, train};
+use super::udp::{Shared, SocketBuffers, Udp, train};
 use crate::{
     Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator, Qp, QpLimits,
     Region, RemoteRegion, Tag, Wake, Work,
@@ -44,100 +43,9 @@ const MOST_BEHIND: Duration = Duration::from_millis(10);
 /// Bytes received in one poll that indicate data, not only the messages around them.
 const RECEIVING_BYTES: usize = 4096;
 
-/// Carrier of datagrams.
-#[derive(Debug)]
-pub(super) enum Wire {
-    Udp(Box<Udp>),
-    /// Simulated. The descriptor is never readable: nothing sleeps.
-    Air(NetworkPort, Epoll),
-}
-
-impl Wire {
-    fn listen(&mut self, at: SocketAddr, endpoint: &mut Endpoint) -> Result<(), FabricError> {
-        match self {
-            Wire::Udp(udp) => udp.listen(at, endpoint)?,
-            Wire::Air(..) => endpoint.listen(at),
-        }
-        Ok(())
-    }
-
-    fn unlisten(&mut self, at: SocketAddr, endpoint: &mut Endpoint) {
-        match self {
-            Wire::Udp(udp) => udp.unlisten(at, endpoint),
-            Wire::Air(..) => endpoint.unlisten(at),
-        }
-    }
-
-    /// Applies changes of the state that fabrics of a group share.
-    fn apply_shared_state(&mut self, endpoint: &mut Endpoint) {
-        if let Wire::Udp(udp) = self {
-            udp.apply_shared_state(endpoint);
-        }
-    }
-
-    /// The path to a peer.
-    fn path(&mut self, to: SocketAddr, endpoint: &mut Endpoint) -> Result<Path, FabricError> {
-        match self {
-            Wire::Udp(udp) => udp.path(to, endpoint),
-            Wire::Air(port, _) => Ok(Path::from(port.address())),
-        }
-    }
-
-    /// Whether there is a socket for a local address.
-    fn has(&self, address: IpAddr) -> bool {
-        match self {
-            Wire::Udp(udp) => udp.has(address),
-            Wire::Air(..) => true,
-        }
-    }
-
-    /// Maximum payload on the path to a peer that has reached us and requests this much, if known.
-    fn path_mtu(&mut self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
-        match self {
-            Wire::Udp(udp) => udp.path_mtu(from, to, asked),
-            Wire::Air(..) => None,
-        }
-    }
-
-    /// Passes received datagrams to the endpoint.
-    fn receive(
-        &mut self,
-        now: Instant,
-        endpoint: &mut Endpoint,
-        region: &Region,
-        events: usize,
-    ) -> Taken {
-        match self {
-            Wire::Udp(udp) => udp.receive(now, endpoint, region, events),
-            Wire::Air(port, _) => {
-                port.receive(now, endpoint, region, events);
-                // Simulated time does not advance until all are read.
-                Taken { bytes: 0, all: true }
-            }
-        }
-    }
-
-    fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
-        match self {
-            Wire::Udp(udp) => udp.transmit(now, endpoint, region),
-            Wire::Air(port, _) => port.transmit(now, endpoint, region),
-        }
-    }
-
-    /// Prepares for sleep.
-    fn arm(&mut self) {
-        if let Wire::Udp(udp) = self {
-            udp.arm();
-        }
-    }
-
-    fn is_blocked(&self) -> bool {
-        match self {
-            Wire::Udp(udp) => udp.is_blocked(),
-            Wire::Air(..) => false,
-        }
-    }
-}
+/// Carries datagrams.
+#[cfg(not(any(test, feature = "testing")))]
+type Wire = Udp;
 
 /// The provider over UDP sockets: needs no device, no kernel module and no privilege.
 #[derive(Debug)]
@@ -222,12 +130,12 @@ impl Group {
         assert!(index < self.0.count(), "fabric {index} of {}", self.0.count());
         let guid = getrandom::u64()
             .map_err(|e| FabricError(format!("the system gives no random numbers: {e}")))?;
-        let wire = Wire::Udp(Box::new(Udp::new(Arc::clone(&self.0), index)?));
+        let udp = Udp::new(Arc::clone(&self.0), index)?;
         let steer = (self.0.count(), index);
         let config = Config { guid, steer, ..self.0.options().config };
         let mut entropy = Entropy { numbers: [0; 64], left: 0 };
         let endpoint = Endpoint::new(config, Box::new(move || entropy.next()));
-        Ok(Soft::over(wire, endpoint.among(self.0.pairs()), region))
+        Ok(Soft::over(udp, endpoint.among(self.0.pairs()), region, Instant::now()))
     }
 }
 
@@ -240,33 +148,18 @@ impl Soft {
         Group::new(1, options)?.fabric(0, region)
     }
 
-    /// Creates a fabric in a simulated network; time comes from its calls, and unpredictable
-    /// numbers from `entropy`.
-    ///
-    /// # Errors
-    /// The system provides no epoll instance.
-    pub fn in_air(
-        port: NetworkPort,
-        config: Config,
-        entropy: Box<dyn FnMut() -> u64 + Send>,
-        now: Instant,
-        region: Arc<Region>,
-    ) -> Result<Soft, FabricError> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
-            .map_err(|e| FabricError(format!("cannot make an epoll instance: {}", e.desc())))?;
-        let endpoint = Endpoint::new(config, entropy);
-        let mut fabric = Soft::over(Wire::Air(port, epoll), endpoint, region);
-        fabric.now = now;
-        Ok(fabric)
-    }
-
     /// Creates a fabric over any wire.
-    pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
+    pub(super) fn over(
+        wire: impl Into<Wire>,
+        endpoint: Endpoint,
+        region: Arc<Region>,
+        now: Instant,
+    ) -> Soft {
         Soft {
             endpoint,
             region,
-            wire,
-            now: Instant::now(),
+            wire: wire.into(),
+            now,
             posted: false,
             written: None,
             armed: false,
@@ -281,21 +174,14 @@ impl Soft {
         self.endpoint.counters()
     }
 
-    /// Captures everything that is sent and received from now on. A simulated network is not
-    /// captured.
+    /// Captures everything that is sent and received from now on.
     pub fn capture_to(&mut self, capture: Capture) {
-        if let Wire::Udp(udp) = &mut self.wire {
-            udp.capture = Some(capture);
-        }
+        self.wire.capture_to(capture);
     }
 
     /// Buffer sizes of each open socket.
     pub fn socket_buffers(&self) -> impl Iterator<Item = SocketBuffers> {
-        let udp = match &self.wire {
-            Wire::Udp(udp) => Some(udp),
-            Wire::Air(..) => None,
-        };
-        udp.into_iter().flat_map(|udp| udp.buffers())
+        self.wire.buffers()
     }
 
     /// Sends what there is to send. An iteration often has nothing.
@@ -354,10 +240,7 @@ impl Soft {
 
 impl AsFd for Soft {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.wire {
-            Wire::Udp(udp) => udp.as_fd(),
-            Wire::Air(_, epoll) => epoll.0.as_fd(),
-        }
+        self.wire.as_fd()
     }
 }
 

@@ -184,7 +184,11 @@ impl BackingDevice {
         fresh.health = Arc::clone(&self.health);
         Ok(fresh)
     }
+}
 
+/// For tests, also of other packages.
+#[cfg(any(test, feature = "testing"))]
+impl BackingDevice {
     /// A store without a file that behaves like a file: for a driver that simulates the kernel.
     ///
     /// # Errors

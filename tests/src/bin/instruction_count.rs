@@ -334,7 +334,7 @@ fn fabric(
     let mut dice = Rng::new(seed);
     let config = Options::default().config;
     let entropy = Box::new(move || dice.roll());
-    Soft::in_air(port, config, entropy, now, Arc::clone(pool.region())).expect("a fabric")
+    Soft::simulated(port, config, entropy, now, Arc::clone(pool.region())).expect("a fabric")
 }
 
 /// Name of the idle host of this number.

@@ -126,7 +126,7 @@ impl Host {
         let config = config(profile, self.dice.roll(), (1, 0));
         let entropy = entropy(self.dice.roll());
         let region = Arc::clone(self.pool.region());
-        let soft = Soft::in_air(self.port.clone(), config, entropy, now, Arc::clone(&region))
+        let soft = Soft::simulated(self.port.clone(), config, entropy, now, Arc::clone(&region))
             .map_err(|e| e.to_string())?;
         let name = ("host", self.index as u64);
         let (buffers, trace) = (Arc::clone(&self.buffers), Arc::clone(trace));

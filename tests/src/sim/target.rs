@@ -210,7 +210,7 @@ impl Target {
             let config = config(profile, dice.roll(), (self.ports.len() as u32, index as u32));
             let entropy = entropy(dice.roll());
             let region = Arc::clone(pool.region());
-            let soft = Soft::in_air(port.clone(), config, entropy, now, Arc::clone(&region))
+            let soft = Soft::simulated(port.clone(), config, entropy, now, Arc::clone(&region))
                 .map_err(|e| said(&e))?;
             let buffers = Arc::new(Mutex::new(BufferTracker::new(&plan)));
             let name = ("target", index as u64);

@@ -2,7 +2,8 @@
 //! reorders and corrupts datagrams, with a virtual clock, all from one seed. The same seed and the
 //! same calls give the same run.
 
-pub(super) mod network;
+mod network;
+pub(super) mod wire;
 
 use std::io;
 use std::net::IpAddr;

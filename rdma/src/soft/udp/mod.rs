@@ -114,7 +114,7 @@ pub(super) struct Udp {
     /// When a path MTU below the MTU of the link was last logged.
     doubted: LogInterval,
     /// Captures all packets.
-    pub(super) capture: Option<Capture>,
+    capture: Option<Capture>,
 }
 
 impl Udp {
@@ -150,6 +150,11 @@ impl Udp {
             doubted: LogInterval::default(),
             capture: None,
         })
+    }
+
+    /// Captures everything that is sent and received from now on.
+    pub(super) fn capture_to(&mut self, capture: Capture) {
+        self.capture = Some(capture);
     }
 
     /// Buffer sizes of each open socket.

@@ -40,7 +40,7 @@ impl Pair {
             let config = Config { guid: dice.roll(), ..config };
             // So that the numbers of packets wrap soon.
             let entropy = Box::new(move || dice.roll() | 0xff_ff00);
-            Soft::in_air(port, config, entropy, now, Arc::clone(region)).unwrap()
+            Soft::simulated(port, config, entropy, now, Arc::clone(region)).unwrap()
         };
         let (host, target) = (Host::new(job), Target::new(job));
         let mut host = (fabric(addresses[0], host.region()), host);
