@@ -119,6 +119,8 @@ native: build # Target and host on this machine, by a user without any right, an
 	@$(call install,libnbd-bin qemu-utils fio)
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged | tee "$(BUILD)"/demo.txt
 	tests/demo/record --compare demo "$(BUILD)"/demo.txt
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach-demo | tee "$(BUILD)"/demo-attach.txt
+	tests/demo/record --compare attach "$(BUILD)"/demo-attach.txt
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach
 
 client: build # A client that is generated from the OpenAPI document uses the management interface
@@ -198,9 +200,12 @@ demo: ## Watch it: target and host on this machine, no adapter, no kernel module
 	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator
 	NVMFD="$(BUILD)"/demo/nvmfd NVMFCTL="$(BUILD)"/demo/nvmfctl NVMF="$(BUILD)"/demo/nvmf tests/demo/demo "$(BUILD)"
 
-record: packages programs ## Record both demonstrations: docs/src/demo.md, its picture docs/demo.svg, and docs/src/first-run.md
+record: packages programs ## Record the demonstrations: docs/src/demo.md, its picture docs/demo.svg, docs/src/first-run.md, a part of docs/src/nvmf.md
+	@$(call install,libnbd-bin qemu-utils)
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)" >"$(BUILD)"/demo.txt
 	tests/demo/record demo "$(BUILD)"/demo.txt
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach-demo >"$(BUILD)"/demo-attach.txt
+	tests/demo/record attach "$(BUILD)"/demo-attach.txt
 	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt
 	tests/demo/record guest "$(BUILD)"/demo-guest.txt
 
