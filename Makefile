@@ -194,6 +194,7 @@ some-mutants: # Two of those of the daemon, others for each commit: for rdma and
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim $(FEATURES) -- --seeds $(or $(SEEDS),1000)
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
+	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p initiator $(FEATURES) --test multipath -- neither_lost_nor_late
 	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd $(FEATURES) --test qpair loses_no_update -- --nocapture
 
 demo: ## Watch it: target and host on this machine, no adapter, no kernel module, no root

@@ -55,7 +55,9 @@
 //! Its data are out of reach of the old association in any case: their keys are deregistered before
 //! anything is repeated. What remains, as in Linux, is a device that takes longer than that for
 //! a command which it has begun; that the target has to order (nvmfd does, for all controllers of a
-//! namespace). Without Keep Alive there is no bound, and no waiting.
+//! namespace). Of two targets over the same blocks neither orders the commands of the other one: what
+//! one has begun has to be over when it is killed, or the other one excludes it before it serves (as
+//! gateways of a group of nvmfd do). Without Keep Alive there is no bound, and no waiting.
 //!
 //! Such a change does not fail for lack of a path before that either: its caller could write the
 //! blocks again, by a path that has come back.

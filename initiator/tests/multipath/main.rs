@@ -1,12 +1,13 @@
 //! One namespace over two paths in a simulated world: cuts, closed connections, killed targets, ANA
-//! changes, statuses, resizes, removals; and an independent checker of what blocks may contain. Each
-//! seed is one run, the same each time.
+//! changes, statuses, resizes, removals; and an independent checker of what blocks may contain. The
+//! paths lead to one target, or to two over the same blocks. Each seed is one run, the same each time.
 
 mod changes;
 mod checker;
 #[path = "../support/exposed_memory.rs"]
 mod exposed_memory;
 mod target;
+mod two_targets;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ use rdma::{Fabric, Initiator, Pool, PoolPlan, Reason};
 
 use checker::Checker;
 use target::{BLOCK_BYTES, BLOCKS, FATAL, KATO_MS, Target, content, stamp};
+use two_targets::{GroupAct, SeededBug, World};
 
 /// Requests under way at once.
 const DEPTH: usize = 6;
@@ -44,7 +46,10 @@ enum Act {
     /// The host notices that a path is cut.
     Notice(usize),
     Heal(usize),
-    Restart,
+    /// A daemon that was killed is started again.
+    Restart(usize),
+    /// A gateway does what concerns its group.
+    Group(GroupAct, usize),
     Calm,
     Restore,
 }
@@ -64,6 +69,7 @@ struct Lab {
     fatal_failures: u64,
     notices: Vec<Notice>,
     failures_permitted: bool,
+    bug: Option<SeededBug>,
 }
 
 fn options(port: usize) -> Options {
@@ -88,15 +94,29 @@ fn plan(paths: &[PathOptions]) -> PoolPlan {
 
 impl Lab {
     fn new(seed: u64, common: MultipathOptions, failures_permitted: bool) -> Lab {
+        Lab::in_world(World::OneTarget, seed, common, failures_permitted)
+    }
+
+    fn in_world(
+        world: World,
+        seed: u64,
+        common: MultipathOptions,
+        failures_permitted: bool,
+    ) -> Lab {
         let now = Instant::now();
         let paths: Vec<PathOptions> =
             (0..2).map(|port| PathOptions { session: options(port), fabric: 0 }).collect();
         let mut pool = Pool::new(plan(&paths)).expect("memory");
         let machine = Multipath::new(common, paths, &mut pool);
+        let mut target = Target::new(pool.region(), world.daemons(), Random::new(!seed), now);
+        if world == World::Group {
+            target.group = Some(None);
+            target.take(0);
+        }
         Lab {
             now,
             random: Random::new(seed),
-            target: Target::new(pool.region(), 2, Random::new(!seed), now),
+            target,
             pool,
             machine,
             checker: Checker::default(),
@@ -107,6 +127,7 @@ impl Lab {
             fatal_failures: 0,
             notices: Vec::new(),
             failures_permitted,
+            bug: None,
         }
     }
 
@@ -283,7 +304,8 @@ impl Lab {
             }
             Act::Notice(port) => self.target.fail_links(port, &Reason::Device),
             Act::Heal(port) => self.target.ports[port].is_cut = false,
-            Act::Restart => self.target.ports.iter_mut().for_each(|port| port.is_listening = true),
+            Act::Restart(daemon) => self.restart(daemon),
+            Act::Group(act, daemon) => self.act_of_group(act, daemon),
             Act::Calm => (self.target.transient_percent, self.target.fatal_percent) = (0, 0),
             Act::Restore => {
                 self.target.is_removed = false;
@@ -295,6 +317,7 @@ impl Lab {
     fn fault(&mut self) {
         let port = self.random.below(2) as usize;
         match self.random.below(16) {
+            7..11 if self.target.group.is_some() => self.fault_of_group(port),
             0..4 => {
                 self.target.ports[port].is_cut = true;
                 self.schedule(50, 1_500, Act::Notice(port));
@@ -304,12 +327,9 @@ impl Lab {
             4..6 => self.target.fail_links(port, &Reason::Device),
             6 => self.target.close_port(port),
             7 => {
-                self.target.kill();
-                for port in 0..2 {
-                    self.target.ports[port].is_listening = false;
-                    self.schedule(50, 1_000, Act::Notice(port));
-                }
-                self.schedule(1_000, 3_000, Act::Restart);
+                let daemon = port % self.target.daemons.len();
+                self.kill(daemon);
+                self.schedule(1_000, 3_000, Act::Restart(daemon));
             }
             8..11 => {
                 let states = [
@@ -354,13 +374,16 @@ impl Lab {
         let noticed = self.acts.extract_if(.., is_noticed).map(|(_, act)| act).collect::<Vec<_>>();
         noticed.into_iter().for_each(|act| self.act(act));
         self.acts.clear();
-        [Act::Heal(0), Act::Heal(1), Act::Restart, Act::Calm]
-            .into_iter()
-            .for_each(|act| self.act(act));
-        for port in 0..2 {
-            self.target.ports[port].ana = AnaState::OPTIMIZED;
+        [Act::Heal(0), Act::Heal(1), Act::Calm].into_iter().for_each(|act| self.act(act));
+        if self.target.group.is_some() {
+            self.heal_group();
+        } else {
+            (0..self.target.daemons.len()).for_each(|daemon| self.restart(daemon));
+            for port in 0..2 {
+                self.target.ports[port].ana = AnaState::OPTIMIZED;
+            }
+            self.target.notify(None, AsyncEvent::ANA_CHANGE);
         }
-        self.target.notify(None, AsyncEvent::ANA_CHANGE);
         self.act(Act::Restore);
     }
 
@@ -387,9 +410,13 @@ fn common(seed: u64) -> (MultipathOptions, bool) {
     (options, failures)
 }
 
-fn run(seed: u64) -> u64 {
-    let (options, failures_permitted) = common(seed);
-    let mut lab = Lab::new(seed, options, failures_permitted);
+fn run(world: World, seed: u64, bug: Option<SeededBug>) -> u64 {
+    let (mut options, failures_permitted) = common(seed);
+    if bug == Some(SeededBug::RepeatAtOnce) {
+        options.replay_margin = None;
+    }
+    let mut lab = Lab::in_world(world, seed, options, failures_permitted);
+    lab.bug = bug;
     lab.run_until(10, |lab| lab.machine.namespace().is_some());
     lab.schedule(100, 2_000, Act::Fault);
     while lab.next_tag < REQUESTS {
@@ -418,20 +445,24 @@ fn run(seed: u64) -> u64 {
 }
 
 /// `SEEDS=100000` for more, `SEED=7` for one.
-#[test]
-fn writes_are_neither_lost_nor_late_and_requests_complete_once() {
+fn run_seeds(world: World) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     if let Some(seed) = number("SEED") {
-        run(seed);
+        run(world, seed, None);
         return;
     }
     let mut repeated = 0;
     for seed in 0..number("SEEDS").unwrap_or(1000) {
-        let result = std::panic::catch_unwind(|| run(seed));
+        let result = std::panic::catch_unwind(|| run(world, seed, None));
         let commands = result.unwrap_or_else(|_| panic!("seed {seed}: see above"));
         repeated += u64::from(commands > REQUESTS + 2 * BLOCKS + 1);
     }
     assert!(repeated > 0, "no run had anything to repeat");
+}
+
+#[test]
+fn writes_are_neither_lost_nor_late_and_requests_complete_once() {
+    run_seeds(World::OneTarget);
 }
 
 fn quiet() -> Lab {

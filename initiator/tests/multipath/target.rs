@@ -1,6 +1,9 @@
-//! A target with several ports behind a fabric, both simulated: what arrives is carried out after a
-//! random time, also when the host has lost the path meanwhile, until the target has heard that or
-//! its Keep Alive Timer has expired.
+//! Two ports behind a fabric, all simulated: of one target, or of one each over the same blocks. What
+//! arrives is carried out after a random time, also when the host has lost the path meanwhile, until
+//! the target has heard that or its Keep Alive Timer has expired.
+
+mod admin;
+mod group;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -58,7 +61,10 @@ struct Controller {
 /// An I/O command that is carried out at a time.
 struct Pending {
     at: Instant,
+    port: usize,
     cntlid: u16,
+    /// That of the daemon when the command arrived.
+    client: u32,
     qp: Qp,
     sqe: Sqe,
     data: Vec<u8>,
@@ -68,11 +74,21 @@ struct Pending {
 pub(crate) struct Port {
     /// Nothing gets through, in either direction.
     pub(crate) is_cut: bool,
-    pub(crate) is_listening: bool,
     pub(crate) ana: AnaState,
 }
 
-/// Fabric and target.
+/// A process of a target.
+pub(crate) struct Daemon {
+    pub(crate) is_alive: bool,
+    /// It reaches the blocks no more. What it has to carry out is held until it does.
+    pub(crate) is_cut_off: bool,
+    /// Its client of the cluster, by which it is excluded from the blocks.
+    client: u32,
+    /// That was excluded while the daemon was cut off.
+    is_excluded: bool,
+}
+
+/// Fabric and targets.
 pub(crate) struct Target {
     pub(crate) now: Instant,
     pub(crate) random: Random,
@@ -86,6 +102,11 @@ pub(crate) struct Target {
     next_cntlid: u16,
     pending: Vec<Pending>,
     pub(crate) ports: Vec<Port>,
+    /// One for all ports, or one for each.
+    pub(crate) daemons: Vec<Daemon>,
+    next_client: u32,
+    /// The daemons are gateways of a group; the number of the one that serves, or has served last.
+    pub(crate) group: Option<Option<usize>>,
     pub(crate) size_blocks: u64,
     pub(crate) is_removed: bool,
     /// Of the namespace.
@@ -176,9 +197,9 @@ impl Initiator for Target {
         let cntlid = if request.qid == 0 { 0 } else { request.cntlid };
         let receives = VecDeque::new();
         self.links.insert(qp, Link { port, qid: request.qid, cntlid, receives, is_ending: false });
-        match &self.ports[port] {
-            Port { is_cut: true, .. } => {}
-            Port { is_listening: true, .. } => self.events.push_back(Event::Established(qp)),
+        match (&self.ports[port], self.daemon_of(port)) {
+            (Port { is_cut: true, .. }, _) => {}
+            (_, Daemon { is_alive: true, .. }) => self.events.push_back(Event::Established(qp)),
             _ => self.end(qp, Reason::Rejected { code: 8, private_data: Vec::new() }),
         }
         Ok(qp)
@@ -227,7 +248,8 @@ impl Target {
     /// The next time at which something happens here.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let gone = self.gone.iter().map(|(at, ..)| *at);
-        gone.chain(self.pending.iter().map(|pending| pending.at)).min()
+        let pending = self.pending.iter().filter(|pending| !self.is_held(pending));
+        gone.chain(pending.map(|pending| pending.at)).min()
     }
 
     pub(crate) fn has_events(&self) -> bool {
@@ -241,8 +263,11 @@ impl Target {
 
 /// The target.
 impl Target {
-    pub(crate) fn new(region: &Arc<Region>, ports: usize, random: Random, now: Instant) -> Target {
-        let port = |_| Port { is_cut: false, is_listening: true, ana: AnaState::OPTIMIZED };
+    /// With two ports.
+    pub(crate) fn new(region: &Arc<Region>, daemons: u32, random: Random, now: Instant) -> Target {
+        let daemon =
+            |client| Daemon { is_alive: true, is_cut_off: false, client, is_excluded: false };
+        let port = |_| Port { is_cut: false, ana: AnaState::OPTIMIZED };
         Target {
             now,
             random,
@@ -255,7 +280,10 @@ impl Target {
             controllers: BTreeMap::new(),
             next_cntlid: 1,
             pending: Vec::new(),
-            ports: (0..ports).map(port).collect(),
+            ports: (0..2).map(port).collect(),
+            daemons: (0..daemons).map(daemon).collect(),
+            next_client: daemons,
+            group: None,
             size_blocks: BLOCKS,
             is_removed: false,
             uuid: [5; 16],
@@ -282,9 +310,16 @@ impl Target {
         let expired: Vec<u16> =
             self.controllers.iter().filter(|(_, c)| expired(c)).map(|(id, _)| *id).collect();
         expired.into_iter().for_each(|cntlid| self.end_controller(cntlid));
-        while let Some(n) = self.pending.iter().position(|pending| pending.at <= now) {
+        let next = |target: &Target| {
+            target.pending.iter().position(|pending| pending.at <= now && !target.is_held(pending))
+        };
+        while let Some(n) = next(self) {
             let pending = self.pending.swap_remove(n);
-            self.execute(pending);
+            if self.controllers.contains_key(&pending.cntlid) {
+                self.execute(pending);
+            } else {
+                self.perform(&pending.sqe, &pending.data);
+            }
         }
         let (due, rest) =
             std::mem::take(&mut self.gone).into_iter().partition(|(at, ..)| *at <= now);
@@ -326,10 +361,20 @@ impl Target {
         self.ports[port].is_cut = true;
     }
 
-    /// The process of the target is killed: nobody hears of it.
-    pub(crate) fn kill(&mut self) {
-        let ids: Vec<u16> = self.controllers.keys().copied().collect();
+    /// The process of a target is killed: nobody hears of it.
+    pub(crate) fn kill(&mut self, daemon: usize) {
+        self.daemons[daemon].is_alive = false;
+        let of_daemon = |c: &Controller| c.port % self.daemons.len() == daemon;
+        let ids = self.controllers.iter().filter(|(_, c)| of_daemon(c));
+        let ids: Vec<u16> = ids.map(|(id, _)| *id).collect();
+        if self.group.is_some() {
+            self.delay_orphans(daemon);
+        }
         ids.into_iter().for_each(|cntlid| self.end_controller(cntlid));
+    }
+
+    fn daemon_of(&self, port: usize) -> &Daemon {
+        &self.daemons[port % self.daemons.len()]
     }
 
     /// An association ends at the target: each of its commands has been carried out, or never will be.
@@ -344,7 +389,9 @@ impl Target {
         let (of_this, rest): (Vec<_>, _) = all.partition(is_over);
         self.pending = rest;
         for pending in of_this {
-            if self.random.percent(50) {
+            if self.is_late(&pending) {
+                self.pending.push(pending);
+            } else if self.random.percent(50) {
                 self.execute(pending);
             }
         }
@@ -399,19 +446,17 @@ impl Target {
         // Most are quick; of the others, some are still there when the host has lost the path.
         let most_ms = if self.random.percent(70) { 5 } else { self.longest_ms };
         let at = self.now + Duration::from_millis(self.random.below(most_ms));
+        let port = self.links[&qp].port;
+        let client = self.daemon_of(port).client;
         let data = match self.exposed.get(&sqe) {
             Some(memory) if sqe.io_opcode() != IoOpcode::READ => memory.to_vec(),
             _ => data,
         };
-        self.pending.push(Pending { at, cntlid, qp, sqe, data });
+        self.pending.push(Pending { at, port, cntlid, client, qp, sqe, data });
     }
 
     /// A command is carried out, and answered if the connection is there.
-    fn execute(&mut self, Pending { cntlid, qp, sqe, data, .. }: Pending) {
-        let port = match self.controllers.get(&cntlid) {
-            Some(controller) => controller.port,
-            None => self.links.get(&qp).map_or(0, |link| link.port),
-        };
+    fn execute(&mut self, Pending { port, cntlid, qp, sqe, data, .. }: Pending) {
         let status = self.refusal(port, &sqe).unwrap_or_else(|| self.perform(&sqe, &data));
         if self.controllers.contains_key(&cntlid) {
             self.answer(qp, sqe.cid, status, 0);
@@ -480,192 +525,6 @@ impl Target {
         if fua {
             self.durable[range.clone()].copy_from_slice(&self.blocks[range]);
         }
-    }
-}
-
-/// The admin queue.
-impl Target {
-    fn fabrics(&mut self, qp: Qp, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
-        let cntlid = self.links[&qp].cntlid;
-        match sqe.fabrics_type() {
-            FabricsType::CONNECT => self.connect_queue(qp, sqe, data),
-            FabricsType::PROPERTY_GET => {
-                let Some(controller) = self.controllers.get(&cntlid) else {
-                    return (Status::INTERNAL_ERROR, 0);
-                };
-                let cap = Cap(0).with_mqes_z(127).with_to_500ms(4).with_css(Cap::CSS_NVM);
-                (
-                    Status::SUCCESS,
-                    match PropertyGet::parse(sqe).property {
-                        Property::CAP => cap.0,
-                        Property::VS => Vs::V1_4.0.into(),
-                        _ => controller.csts.0.into(),
-                    },
-                )
-            }
-            FabricsType::PROPERTY_SET => {
-                let cc = Cc(PropertySet::parse(sqe).value as u32);
-                if let Some(controller) = self.controllers.get_mut(&cntlid) {
-                    controller.csts = match cc.shn() {
-                        Shutdown::Normal => controller.csts.with_shst(ShutdownStatus::Complete),
-                        _ => controller.csts.with_rdy(cc.en()),
-                    };
-                }
-                (Status::SUCCESS, 0)
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn connect_queue(&mut self, qp: Qp, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
-        let memory = self.exposed.get(sqe).map(|memory| memory.to_vec());
-        let bytes: [u8; 1024] = memory.unwrap_or(data.to_vec()).try_into().expect("Connect data");
-        let (connect, data) = (Connect::parse(sqe), ConnectData::parse(&bytes));
-        let port = self.links[&qp].port;
-        let cntlid = if connect.qid == 0 { self.next_cntlid } else { data.cntlid };
-        if connect.qid == 0 {
-            self.next_cntlid += 1;
-            let (qps, event_requests) = (Vec::new(), VecDeque::new());
-            let (heard, csts, events) = (self.now, Csts(0), Vec::new());
-            let controller = Controller { port, qps, heard, csts, event_requests, events };
-            self.controllers.insert(cntlid, controller);
-        }
-        let Some(controller) = self.controllers.get_mut(&cntlid) else {
-            return (Status::CONNECT_INVALID_PARAMETERS, 0);
-        };
-        controller.qps.push(qp);
-        self.links.get_mut(&qp).expect("connected").cntlid = cntlid;
-        (Status::SUCCESS, ConnectResult(0).with_cntlid(cntlid).0.into())
-    }
-
-    fn admin(&mut self, qp: Qp, cntlid: u16, sqe: &Sqe) {
-        let Some(controller) = self.controllers.get_mut(&cntlid) else { return };
-        let port = controller.port;
-        let (status, result) = match sqe.admin_opcode() {
-            AdminOpcode::ASYNC_EVENT_REQUEST => {
-                controller.event_requests.push_back(sqe.cid);
-                return self.report();
-            }
-            AdminOpcode::KEEP_ALIVE => (Status::SUCCESS, 0),
-            AdminOpcode::GET_FEATURES => (Status::SUCCESS, KATO_MS.into()),
-            AdminOpcode::SET_FEATURES => {
-                let queues = NumberOfQueues(0).with_submission_z(1).with_completion_z(1);
-                let is_queues = SetFeatures::parse(sqe).fid == FeatureId::NUMBER_OF_QUEUES;
-                (Status::SUCCESS, if is_queues { queues.0.into() } else { 0 })
-            }
-            AdminOpcode::IDENTIFY
-                if Identify::parse(sqe).cns == Cns::NAMESPACE_DESCRIPTORS
-                    && self.unread_identifiers > 0 =>
-            {
-                self.unread_identifiers -= 1;
-                (Status::INTERNAL_ERROR, 0)
-            }
-            AdminOpcode::IDENTIFY => {
-                let page = self.identify(cntlid, &Identify::parse(sqe));
-                (self.reply_with(sqe, &page), 0)
-            }
-            AdminOpcode::GET_LOG_PAGE => {
-                let GetLogPage { lid: log, lsp, .. } = GetLogPage::parse(sqe);
-                controller.events.retain(|(event, _)| event.log() != log);
-                let page = match log {
-                    LogId::ANA => self.ana_log(port, lsp & 1 == 1),
-                    _ => vec![0; 4096],
-                };
-                (self.reply_with(sqe, &page), 0)
-            }
-            AdminOpcode::GET_LBA_STATUS => {
-                let list = self.lba_status(&GetLbaStatus::parse(sqe));
-                (self.reply_with(sqe, &list), 0)
-            }
-            other => panic!("{other:?}"),
-        };
-        self.answer(qp, sqe.cid, status, result);
-    }
-
-    /// Blocks that are not zeros are allocated.
-    fn lba_status(&self, get: &GetLbaStatus) -> Vec<u8> {
-        let end = (get.slba + u64::from(get.rl)).min(self.size_blocks);
-        let allocated: Vec<u64> =
-            (get.slba..end).filter(|block| self.blocks[*block as usize] != 0).collect();
-        let (nlsd, cmpc) = (allocated.len() as u32, CompletionCondition::COMPLETE);
-        let mut list = LbaStatusHeader { nlsd, cmpc }.emit().to_vec();
-        for dslba in allocated {
-            let status = LbaStatusDescriptor::ALLOCATED;
-            list.extend(LbaStatusDescriptor { dslba, nlb_z: 0, status }.emit());
-        }
-        list
-    }
-
-    fn reply_with(&mut self, sqe: &Sqe, page: &[u8]) -> Status {
-        let Some(memory) = self.exposed.get(sqe) else { return Status::INTERNAL_ERROR };
-        let len = memory.len().min(page.len());
-        memory[..len].copy_from_slice(&page[..len]);
-        Status::SUCCESS
-    }
-
-    fn ana_log(&self, port: usize, groups_only: bool) -> Vec<u8> {
-        let (grpid, state) = (self.ana_group, self.ports[port].ana);
-        let nnsids = if groups_only { 0 } else { 1 };
-        let mut log = AnaHeader { chgcnt: 1, ngrps: 1 }.emit().to_vec();
-        log.extend(AnaGroup { grpid, nnsids, state, ..AnaGroup::default() }.emit());
-        log.extend([1, 0, 0, 0].iter().filter(|_| !groups_only));
-        log
-    }
-
-    fn identify(&self, cntlid: u16, command: &Identify) -> Vec<u8> {
-        let mut page = [0; 4096];
-        match command.cns {
-            Cns::CONTROLLER => controller(cntlid).emit(&mut page),
-            Cns::NAMESPACE if !self.is_removed => {
-                let mut lbaf = [LbaFormat::default(); 64];
-                lbaf[0].lbads = 9;
-                let (nsze, ncap, anagrpid) = (self.size_blocks, self.size_blocks, self.ana_group);
-                let nguid = [7; 16];
-                IdentifyNamespace {
-                    nsze,
-                    ncap,
-                    anagrpid,
-                    nsattr: self.is_write_protected.into(),
-                    nguid,
-                    lbaf,
-                    ..IdentifyNamespace::default()
-                }
-                .emit(&mut page);
-            }
-            Cns::NAMESPACE_DESCRIPTORS if !self.is_removed => {
-                NamespaceIds { uuid: Some(self.uuid), ..NamespaceIds::default() }.emit(&mut page);
-            }
-            Cns::CSI_CONTROLLER => {
-                let (wzsl, dmrsl) = (self.wzsl, self.dmrsl);
-                IdentifyControllerNvm { wzsl, dmrsl, ..IdentifyControllerNvm::default() }
-                    .emit(&mut page);
-            }
-            _ => {}
-        }
-        page.to_vec()
-    }
-}
-
-fn controller(cntlid: u16) -> IdentifyController {
-    IdentifyController {
-        cntlid,
-        mdts: 5,
-        kas_100ms: 1,
-        maxcmd: 64,
-        nn: 1,
-        cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
-        anatt_s: 3,
-        anagrpmax: 2,
-        nanagrpid: 2,
-        crdt1_100ms: 1,
-        crdt2_100ms: 4,
-        oncs: Oncs(0).with_dataset_management(true).with_write_zeroes(true),
-        oaes: AsyncEventConfig(0).with_namespace_attribute(true).with_ana_change(true),
-        cntrltype: ControllerType::IO,
-        sgls: Sgls(0).with_support(1).with_keyed(true).with_offset(true),
-        ioccsz_16: (64 + 4096) / 16,
-        iorcsz_16: 1,
-        ..IdentifyController::default()
     }
 }
 
