@@ -305,6 +305,8 @@ install: ## Install what `make build` has built: make install PREFIX=/usr/local 
 	install -D -m 644 -t "$(DOC)"/examples configs/nvmfd.toml configs/notify-reload.conf configs/nvmf-attach.conf \
 	  configs/nvmfd.container configs/nvmfd.volume configs/prometheus-alerts.yml configs/grafana-dashboard.json
 	install -D -m 755 -t "$(DOC)"/examples configs/container-seccomp
+	install -D -m 755 -t "$(DOC)"/examples/failover configs/failover/ana
+	sed 's,/usr/bin/nvmf,$(PREFIX)/bin/nvmf,' configs/failover/standby.conf | install -m 644 /dev/stdin "$(DOC)"/examples/failover/standby.conf
 	install -D -m 644 -t "$(DOC)"/examples/fio configs/fio/*
 	umask 022; for program in $(PROGRAMS); do "$(BUILD)"/release/$$program install-files "$(DESTDIR)$(PREFIX)"/share; done
 

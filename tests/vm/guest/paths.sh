@@ -69,3 +69,12 @@ failover() {
 connect_path() { # ADDRESS PORT
   timeout -k 5 60 nvme connect -t rdma -a "$1" -s "$2" -n "$NQN" --hostnqn="$HOSTNQN" --hostid="$HOSTID" -k 1 -c 1 -l 60
 }
+
+# The disk of two daemons, for each by one of ${LOOPS[@]}: the pages of one file in memory, as each daemon wants a device for itself.
+DISK=/mnt/shared
+shared_disk() {
+  mkdir -p $DISK && mount -t tmpfs -o size=80M shared $DISK && truncate -s 64M $DISK/img || return 1
+  modprobe -q loop 2>/dev/null
+  LOOPS=("$(losetup -f --show $DISK/img)" "$(losetup -f --show $DISK/img)")
+  [ -b "${LOOPS[1]}" ]
+}
