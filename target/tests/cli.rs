@@ -173,7 +173,7 @@ fn check_reports_the_errors_that_a_start_would_report() {
     let (code, err) = check("", one, "2097152");
     assert!(code == Some(1) && err.contains("has 1048576 bytes"), "{err}");
     let (code, err) = check("", one, "524288");
-    assert!(code == Some(0) && err.contains("of which 524288 would be exported"), "{err}");
+    assert!(code == Some(0) && err.contains("of which 524288 are exported"), "{err}");
 
     // What a host relies on is damaged.
     let record = at(&format!("00000000-0000-4000-8000-{one}.namespace"));

@@ -177,10 +177,9 @@ pub(super) fn claim_device(path: &Path, meta: &Metadata) -> io::Result<Option<Fi
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(Some)
 }
 
-/// Locks the store for this daemon, until the descriptor is closed. The lock is shared for readers
-/// and for stores configured as shared.
-pub(super) fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<(), OpenError> {
-    let locked = if shares(config) { file.try_lock_shared() } else { file.try_lock() };
+/// Locks the store for this daemon, until the descriptor is closed.
+pub(super) fn lock(file: &File, name: &str, is_shared: bool) -> Result<(), OpenError> {
+    let locked = if is_shared { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
@@ -200,7 +199,8 @@ pub(super) fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<()
     }
 }
 
-/// Whether other daemons with the same configuration may serve it too.
+/// Whether other daemons with the same configuration may serve it too: readers, and what is
+/// configured as shared.
 pub(super) fn shares(config: &BackingConfig) -> bool {
     config.read_only || config.shared
 }

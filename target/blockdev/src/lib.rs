@@ -54,7 +54,6 @@ pub use media_properties::Below;
 pub use media_properties::Torn;
 pub use mutex::lock;
 pub use open_error::OpenError;
-pub use owner_file::another_machine;
 pub use reflink::{Reflink, ReflinkError, remove_snapshot};
 pub use step::Space;
 

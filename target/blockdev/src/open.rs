@@ -75,6 +75,35 @@ impl BackingDevice {
         }
     }
 
+    /// Checks whether a file or device can be opened, and changes nothing. Returns whether the file
+    /// would be created. `is_served`: a daemon with this configuration has the lock. May block on
+    /// the device.
+    ///
+    /// # Errors
+    /// As [`BackingDevice::open`].
+    pub fn examine(config: &BackingConfig, is_served: bool) -> Result<bool, OpenError> {
+        let BackingKind::File { path, size } = &config.kind else { return Ok(false) };
+        let name = path.display().to_string();
+        if let Some(size) = size {
+            check_shape(&name, *size, config.block_size_bytes)?;
+        }
+        let meta = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return size_of_new(path, &name, *size, config).map(|_| true);
+            }
+            found => found.map_err(|error| failed(&format!("cannot look at {name}"), &error))?,
+        };
+        let file = open_existing(path, &name, &meta, config)?;
+        inspect(&file, path, &name, (*size, None), config)?;
+        if !is_served {
+            exclude_others(&file, claim_device(path, &meta), &name, config, true)?;
+            if owner_file::may_have_other_machines(&file) {
+                Owner::guard(path, &Daemon::this(), true)?;
+            }
+        }
+        Ok(false)
+    }
+
     /// Opens what is at the path of a store now, because the store was removed. Its health stays
     /// the same. Nothing is created; kind and size must be as before (or the size as served). A
     /// file must be the same inode unless the administrator has `trusted` what is there. May block
@@ -253,16 +282,7 @@ fn open_path(
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
-    // Another daemon has the device open exclusively. A daemon shows in its lock; a mount has none.
-    let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
-    let is_others = claim.as_ref().is_err_and(is_busy)
-        && shares(config)
-        && matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    lock(&file, &name, config)?;
-    let claim = match claim {
-        Err(_) if is_others => None,
-        claim => claim.map_err(|error| failed(&format!("cannot claim {name}"), &error))?,
-    };
+    let claim = exclude_others(&file, claim, &name, config, false)?;
     // The former holder of the lock may have removed or replaced the file.
     let is_there = fs::metadata(path).is_ok_and(|there| is_same(&there, &file));
     if !is_there {
@@ -275,6 +295,10 @@ fn open_path(
     };
     match inspect(&file, path, &name, (size, before), config) {
         Ok((kind, bytes, found_bytes)) => {
+            // Not while one is in progress.
+            if let Some(left) = before.is_none().then(|| interrupted_rollback(path)).flatten() {
+                warn!("{left}");
+            }
             if kind == Kind::File && !created {
                 // Another process created the file, perhaps a moment ago: it must survive a power
                 // loss with its present size and name, because the configuration refers to it.
@@ -379,6 +403,61 @@ fn open_existing(
         .map_err(|error| refused(path, name, meta.dev(), &error))
 }
 
+/// Locks an open store. `claim`: result of its exclusive open, which is returned. Examinations
+/// (`is_examined`) do not exclude each other.
+fn exclude_others(
+    file: &File,
+    claim: io::Result<Option<File>>,
+    name: &str,
+    config: &BackingConfig,
+    is_examined: bool,
+) -> Result<Option<File>, OpenError> {
+    // Another daemon has the device open exclusively. A daemon shows in its lock; a mount has none.
+    let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    let is_others = claim.as_ref().is_err_and(is_busy)
+        && shares(config)
+        && matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    lock(file, name, is_examined || shares(config))?;
+    match claim {
+        Err(_) if is_others => Ok(None),
+        claim => claim.map_err(|error| failed(&format!("cannot claim {name}"), &error)),
+    }
+}
+
+/// Returns the size of a missing file that may be created, and its directory.
+fn size_of_new<'p>(
+    path: &'p Path,
+    name: &str,
+    size: Option<u64>,
+    config: &BackingConfig,
+) -> Result<(u64, &'p Path, Metadata), OpenError> {
+    if let Ok(link) = fs::read_link(path) {
+        return Err(OpenError::new(format!(
+            "{name} is a symbolic link to {}, which does not exist, and no file is created \
+             through a link; create the file there or correct the link",
+            link.display()
+        )));
+    }
+    if config.read_only {
+        return Err(OpenError::new(format!(
+            "{name} does not exist and a read-only namespace is not created; correct the path or \
+             remove read_only"
+        )));
+    }
+    let Some(size) = size else {
+        return Err(OpenError::new(format!(
+            "{name} does not exist; correct the path, or give a size to have the file created"
+        )));
+    };
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let meta =
+        fs::metadata(parent).map_err(|error| failed(&format!("cannot create {name}"), &error))?;
+    Ok((size, parent, meta))
+}
+
 /// Creates a missing file: sparse, only for this user, and durable (file and directory entry)
 /// before it is served.
 fn create(
@@ -387,31 +466,7 @@ fn create(
     size: Option<u64>,
     config: &BackingConfig,
 ) -> Result<File, OpenError> {
-    if let Ok(link) = fs::read_link(path) {
-        return Err(OpenError::new(format!(
-            "{name} is a symbolic link to {}, which does not exist, and no file is created \
-             through a link; create the file there or correct the link",
-            link.display()
-        )));
-    }
-    let Some(size) = size else {
-        return Err(OpenError::new(format!(
-            "{name} does not exist; correct the path, or give a size to have the file created"
-        )));
-    };
-    if config.read_only {
-        return Err(OpenError::new(format!(
-            "{name} does not exist and a read-only namespace is not created; correct the path or \
-             remove read_only"
-        )));
-    }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let dev = fs::metadata(parent)
-        .map_err(|error| failed(&format!("cannot create {name}"), &error))?
-        .dev();
+    let (size, parent, meta) = size_of_new(path, name, size, config)?;
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -427,7 +482,7 @@ fn create(
             {
                 let _ = fs::remove_file(path);
             }
-            refused(path, name, dev, &error)
+            refused(path, name, meta.dev(), &error)
         })?;
     let made = file
         .set_len(size)
@@ -478,10 +533,6 @@ fn inspect(
     check_shape(name, bytes, config.block_size_bytes)?;
     probe_alignment(file, path, name, meta.dev(), config.block_size_bytes)?;
     check_snapshot(file, name, &meta, config)?;
-    // Not while one is in progress.
-    if let Some(left) = before.is_none().then(|| interrupted_rollback(path)).flatten() {
-        warn!("{left}");
-    }
     Ok((kind, bytes, found_bytes))
 }
 

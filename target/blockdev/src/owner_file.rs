@@ -215,13 +215,6 @@ impl Drop for Owner {
     }
 }
 
-/// Why a daemon on another machine may serve an open image, if one may.
-pub fn another_machine(image: &Path, file: &File) -> Option<String> {
-    let is_asked = may_have_other_machines(file);
-    let looked = is_asked.then(|| Owner::look(image, &Daemon::this()))?;
-    looked.err().map(|error| error.sentence)
-}
-
 /// Next to the image itself, wherever a link to it is.
 fn path_of(image: &Path) -> io::Result<PathBuf> {
     let mut path = fs::canonicalize(image)?.into_os_string();

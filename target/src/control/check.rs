@@ -2,17 +2,17 @@
 
 mod resources;
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::Examination;
-use crate::blockdev::{Below, OpenError, Torn, another_machine};
+use crate::blockdev::{BackingDevice, Below, OpenError, Torn};
 use crate::config::{
     AuthenticationConfig, CATALOG_RECORD, Config, ConfigErrors, KeyReader, ManagementConfig,
     Missing, NamespaceConfig, NamespaceKind, Size, given_state_directory,
@@ -22,13 +22,15 @@ use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::doctor::{Finding, Level, examine_group};
 use crate::platform::probes::{self, Probed, probe_all, probe_directories};
-use crate::provision::devices::DeviceTable;
+use crate::provision::devices::{DeviceTable, backing_config};
 use crate::provision::ns_catalog::Catalog;
+use crate::provision::probe::FileId;
 use crate::reactor::fabric::{Choice, choose};
 use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
-use nix::unistd::Group;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, Group, access};
 use nvme::Nqn;
 use tracing::{error, warn};
 
@@ -342,30 +344,13 @@ struct PathCheck {
     below: Below,
     block_bytes: u32,
     file: Option<FileId>,
-}
-
-/// Identity of the file or device of a namespace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct FileId {
-    /// Device and inode number; of a device its own number.
-    id: (u64, u64),
-    /// Whether other namespaces may have it.
+    /// Whether other namespaces may have that file.
     shares: bool,
 }
 
-impl FileId {
-    fn of(namespace: &NamespaceConfig) -> Option<FileId> {
-        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
-        let found = fs::metadata(path).ok()?;
-        let id = match found.file_type().is_block_device() {
-            true => (u64::MAX, found.rdev()),
-            false => (found.dev(), found.ino()),
-        };
-        Some(FileId { id, shares: namespace.read_only || namespace.shared })
-    }
-
-    fn excludes(self, other: FileId) -> bool {
-        self.id == other.id && !(self.shares && other.shares)
+impl PathCheck {
+    fn excludes(&self, other: &PathCheck) -> bool {
+        self.file.is_some() && self.file == other.file && !(self.shares && other.shares)
     }
 }
 
@@ -373,11 +358,10 @@ impl FileId {
 fn exclude_same_files(checks: &mut [PathCheck], missing: Missing) {
     for at in 1..checks.len() {
         let (earlier, later) = checks.split_at_mut(at);
-        let Some(PathCheck { seen, file: Some(file), .. }) = later.first_mut() else { continue };
-        let has_it = |check: &&PathCheck| check.file.is_some_and(|other| other.excludes(*file));
-        if let (Some(first), Ok(None)) = (earlier.iter().find(has_it), &seen) {
+        let first = earlier.iter().find(|earlier| earlier.excludes(&later[0]));
+        if let (Some(first), Ok(None)) = (first, &later[0].seen) {
             let why = format!("its file is that of {} too: serve it once", first.place);
-            *seen = if missing == Missing::Wait { Ok(Some(why)) } else { Err(why) };
+            later[0].seen = if missing == Missing::Wait { Ok(Some(why)) } else { Err(why) };
         }
     }
 }
@@ -388,7 +372,11 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
     let missing = config.missing;
     let probed = probe_all(config, opening, move |_, namespace| {
         let (pending, below) = look_at(namespace, &served, is_served, missing)?;
-        Ok((pending, below, FileId::of(namespace)))
+        let file = match &namespace.kind {
+            NamespaceKind::File { path, .. } => Some(FileId::at(path)),
+            _ => None,
+        };
+        Ok((pending, below, file))
     });
     let seen = probed.into_iter().map(|Probed { nqn, namespace, outcome, hangs }| {
         let (seen, below, file) = match outcome {
@@ -399,7 +387,8 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
             Ok((pending, below, file)) => (Ok(pending), below, file),
         };
         let place = format!("{nqn}, namespace {}", namespace.nsid);
-        PathCheck { place, seen, below, block_bytes: namespace.block_size_bytes, file }
+        let shares = namespace.read_only || namespace.shared;
+        PathCheck { place, seen, below, block_bytes: namespace.block_size_bytes, file, shares }
     });
     let mut checks: Vec<PathCheck> = seen.collect();
     exclude_same_files(&mut checks, missing);
@@ -427,10 +416,7 @@ fn look_at(
     let why = availability::store(namespace, served.before(path).as_deref());
     match why.filter(|_| missing == Missing::Wait) {
         Some(why) => Ok((Some(why), Below::default())),
-        None => match look(namespace, is_served)? {
-            Some(why) if missing == Missing::Fail => Err(why),
-            pending => Ok((pending, below(namespace))),
-        },
+        None => Ok((pending(examine(namespace, is_served), missing)?, below(namespace))),
     }
 }
 
@@ -446,7 +432,14 @@ fn of_image(
             "{image} is in use: the client {owner} holds its lock (a former process of this \
              daemon, or another one)"
         ))),
-        Ok(_) => Ok(None),
+        found => pending(found.map(drop), missing),
+    }
+}
+
+/// The reason why a store would be pending, if it would; an error if it cannot be served.
+fn pending(found: Result<(), OpenError>, missing: Missing) -> Result<Option<String>, String> {
+    match found {
+        Ok(()) => Ok(None),
         Err(error) if error.may_pass && missing == Missing::Wait => Ok(Some(error.sentence)),
         Err(error) => Err(error.sentence),
     }
@@ -461,47 +454,21 @@ fn below(namespace: &NamespaceConfig) -> Below {
     opened.map_or_else(Below::default, |file| Below::of(&file))
 }
 
-/// Checks whether the file of a namespace can be served; returns the reason if it would be
-/// pending. Changes nothing.
-fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, String> {
-    let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(None) };
-    let shown = path.display();
-    let kind = match fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return absent(namespace, path, *size).map(|()| None);
-        }
-        Err(error) => return Err(format!("{shown} cannot be reached: {}", sentence_of(&error))),
-    };
-    if !kind.file_type().is_file() && !kind.file_type().is_block_device() {
-        return Err(format!("{shown} is neither a file nor a block device: name another `path`"));
-    }
-    let open = OpenOptions::new().read(true).write(!namespace.read_only).open(path);
-    let mut open =
-        open.map_err(|error| format!("{shown} cannot be opened: {}", sentence_of(&error)))?;
-    let found = open.seek(SeekFrom::End(0)).map_err(|error| format!("{shown}: {error}"))?;
-    probes::file_size(path, found, *size, namespace.block_size_bytes)
-        .map_err(|(why, remedy)| format!("{why}: {remedy}"))?;
-    if let Some(size) = size.filter(|size| *size < found) {
-        warn!("{shown} has {found} bytes, of which {size} would be exported");
-    }
-    let is_locked = !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
-    let other = || another_machine(path, &open).filter(|_| !is_served);
-    let locked = format!("{shown} is in use: a lock on it is held");
-    let claimed = || claimed(path, &open, namespace).filter(|_| !is_served);
-    Ok(is_locked.then_some(locked).or_else(other).or_else(claimed))
-}
-
-/// Reason why the daemon cannot open a block device exclusively. Daemons that share it can.
-fn claimed(path: &Path, device: &File, namespace: &NamespaceConfig) -> Option<String> {
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
-    let is_busy = opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
-    let shares = || FileId::of(namespace).is_some_and(|file| file.shares);
-    let is_shared = || shares() && matches!(device.try_lock(), Err(TryLockError::WouldBlock));
-    (is_busy && !is_shared()).then(|| {
+/// Checks whether a start can open the file of a namespace, or create it. Changes nothing.
+fn examine(namespace: &NamespaceConfig, is_served: bool) -> Result<(), OpenError> {
+    let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(()) };
+    let mut examined = BackingDevice::examine(&backing_config(namespace), is_served);
+    if let (Ok(true), Some(size)) = (&examined, size) {
         let shown = path.display();
-        format!("{shown} is mounted or in use elsewhere: unmount it or choose another")
-    })
+        warn!("{shown} does not exist: it will be created as a sparse file of {}", Size(*size));
+    }
+    let write = if namespace.read_only { AccessFlags::empty() } else { AccessFlags::W_OK };
+    if let Err(OpenError { sentence, .. }) = &mut examined
+        && access(path, AccessFlags::R_OK | write) == Err(Errno::EACCES)
+    {
+        *sentence = format!("{sentence}; or {AS_ROOT}");
+    }
+    examined.map(drop)
 }
 
 /// Formats an error: a file that this user may not open may be accessible to the daemon.
@@ -511,25 +478,6 @@ fn sentence_of(error: &io::Error) -> String {
             format!("{error}: {AS_ROOT}")
         }
         _ => error.to_string(),
-    }
-}
-
-/// Checks whether a start can create the missing file.
-fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result<(), String> {
-    let shown = path.display();
-    if namespace.read_only {
-        return Err(format!("{shown} does not exist, and a read-only namespace makes no file"));
-    }
-    let directory = path.parent().unwrap_or(path);
-    match (size, fs::metadata(directory)) {
-        (None, _) => Err(format!("{shown} does not exist: give a `size`, and it will be made")),
-        (Some(size), Ok(metadata)) if metadata.is_dir() => {
-            warn!("{shown} does not exist: it will be created as a sparse file of {}", Size(size));
-            Ok(())
-        }
-        (Some(_), _) => {
-            Err(format!("the directory {} does not exist: create it", directory.display()))
-        }
     }
 }
 
@@ -666,11 +614,11 @@ mod tests {
             block_size_bytes: 512,
             ..namespace(Path::new(device), None)
         };
-        let why = look(&mounted, false).unwrap().unwrap();
-        assert!(why.contains("is mounted or in use elsewhere"), "{why}");
-        assert_eq!(look(&mounted, true), Ok(None), "the daemon's own");
+        let why = examine(&mounted, false).unwrap_err();
+        assert!(why.may_pass && why.sentence.contains("is mounted or in use elsewhere"), "{why}");
+        assert_eq!(examine(&mounted, true), Ok(()), "the daemon's own");
         let served = Served::load(None);
-        assert_eq!(look_at(&mounted, &served, false, Missing::Fail).unwrap_err(), why);
+        assert_eq!(look_at(&mounted, &served, false, Missing::Fail).unwrap_err(), why.sentence);
     }
 
     /// Each of them ends a start, and so a restart after a good check.
@@ -728,6 +676,7 @@ mod tests {
             below: Below { power_fail_atomic_bytes: whole, volatile: None },
             block_bytes: 4096,
             file: None,
+            shares: false,
         };
         assert_eq!(media_warnings(&[check("a", Some(4096)), check("b", None)]), [""; 0]);
         let mut checks = [check("a", Some(512)), check("b", Some(4096)), check("c", Some(1024))];
@@ -741,30 +690,33 @@ mod tests {
     fn backing_files_are_checked_without_side_effects() {
         let directory = tempdir().unwrap();
         let path = directory.path().join("disk.img");
-        let look = |namespace: &NamespaceConfig| look(namespace, false);
-        assert!(look(&namespace(&path, Some(8192))).is_ok());
-        assert!(!path.exists(), "a check makes nothing");
-        let says = |namespace: &NamespaceConfig| look(namespace).unwrap_err();
-        assert!(says(&namespace(&path, None)).contains("give a `size`"));
-        assert!(
-            says(&namespace(&path.join("x"), Some(8192))).contains("does not exist: create it")
-        );
-        assert!(says(&namespace(directory.path(), None)).contains("neither a file nor"));
+        let look = |namespace: &NamespaceConfig| examine(namespace, false);
+        assert_eq!(look(&namespace(&path, Some(8192))), Ok(()), "with a warning");
+        let says = |namespace: &NamespaceConfig| look(namespace).unwrap_err().sentence;
+        assert!(says(&namespace(&path, None)).contains("give a size"));
         let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(8192)) };
-        assert!(says(&read_only).contains("makes no file"));
+        assert!(says(&read_only).contains("a read-only namespace is not created"));
+        let none = directory.path().join("none");
+        assert!(says(&namespace(&none.join("x"), Some(8192))).contains("create the directory"));
+        std::os::unix::fs::symlink(directory.path().join("nothing"), directory.path().join("link"))
+            .unwrap();
+        let link = namespace(&directory.path().join("link"), Some(8192));
+        assert!(says(&link).contains("is a symbolic link"), "a start creates no file through it");
+        assert!(says(&namespace(directory.path(), None)).contains("is a directory"));
+        assert!(!path.exists() && !none.exists(), "a check creates nothing");
 
         fs::write(&path, [0; 5000]).unwrap();
         assert!(says(&namespace(&path, None)).contains("5000 bytes"));
-        assert!(says(&namespace(&path, Some(8192))).contains("write `size = 5000`"));
+        assert!(says(&namespace(&path, Some(8192))).contains("set the size to 5000"));
         fs::write(&path, [0; 8192]).unwrap();
-        assert_eq!(look(&namespace(&path, None)), Ok(None));
-        assert_eq!(look(&namespace(&path, Some(4096))), Ok(None), "with a warning");
+        assert_eq!(look(&namespace(&path, None)), Ok(()));
+        assert_eq!(look(&namespace(&path, Some(4096))), Ok(()), "with a warning");
         let other = fs::File::open(&path).unwrap();
         other.lock().unwrap();
-        let pending = look(&namespace(&path, None)).unwrap().unwrap();
-        assert!(pending.contains("a lock on it is held"), "{pending}");
-        assert_eq!(super::look(&namespace(&path, None), true), Ok(None), "the daemon's own");
+        let why = look(&namespace(&path, None)).unwrap_err();
+        assert!(why.may_pass && why.sentence.contains("a lock on it is held"), "{why}");
+        assert_eq!(examine(&namespace(&path, None), true), Ok(()), "the daemon's own");
         other.unlock().unwrap();
-        assert!(says(&namespace(&path.join("x"), None)).contains("cannot be reached"));
+        assert!(says(&namespace(&path.join("x"), None)).contains("cannot look at"));
     }
 }

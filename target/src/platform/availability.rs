@@ -102,13 +102,13 @@ fn expected(path: &Path) -> Option<Mount> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let (fstab, mountinfo) = (read("/etc/fstab"), read("/proc/self/mountinfo"));
     let unmounted = |path: &Path| unmounted(path, &fstab, &mountinfo);
-    unmounted(path).or_else(|| unmounted(&real(path)?))
+    unmounted(path).or_else(|| unmounted(&real(path)))
 }
 
-/// Resolves all links of a path; its last part may be missing.
-fn real(path: &Path) -> Option<PathBuf> {
+/// Resolves all links of a path, or of its directory if the last part is missing.
+pub(crate) fn real(path: &Path) -> PathBuf {
     let in_directory = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
-    fs::canonicalize(path).ok().or_else(in_directory)
+    fs::canonicalize(path).ok().or_else(in_directory).unwrap_or_else(|| path.to_owned())
 }
 
 #[cfg(test)]
@@ -197,9 +197,9 @@ mod tests {
         let path = fs::canonicalize(directory.path()).unwrap();
         fs::create_dir(path.join("disks")).unwrap();
         std::os::unix::fs::symlink("disks", path.join("link")).unwrap();
-        assert_eq!(real(&path.join("link/a.img")), Some(path.join("disks/a.img")));
-        assert_eq!(real(&path.join("link")), Some(path.join("disks")));
-        assert_eq!(real(&path.join("no/a.img")), None);
+        assert_eq!(real(&path.join("link/a.img")), path.join("disks/a.img"));
+        assert_eq!(real(&path.join("link")), path.join("disks"));
+        assert_eq!(real(&path.join("no/a.img")), path.join("no/a.img"));
     }
 
     #[test]

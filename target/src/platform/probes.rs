@@ -10,7 +10,7 @@ use crate::blockdev::OpenError;
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::blockdev::ceph::{ClusterConfig, ImageName};
 use crate::blockdev::rbd::{self, Examination};
-use crate::config::{Config, NamespaceConfig, Size};
+use crate::config::{Config, NamespaceConfig};
 
 /// Time limit for all probes that run together.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -102,30 +102,6 @@ pub(crate) fn image(
     let found = rbd::examine(cluster, image, namespace.read_only)?;
     whole_blocks(image, found.size_bytes, namespace.block_size_bytes)?;
     Ok(found)
-}
-
-/// Checks the size of a file or device against that of its namespace.
-///
-/// # Errors
-/// A sentence and its remedy: it is no number of blocks, or shorter than the namespace.
-pub(crate) fn file_size(
-    path: &Path,
-    found: u64,
-    size: Option<u64>,
-    block_bytes: u32,
-) -> Result<(), (String, String)> {
-    let (shown, block) = (path.display(), u64::from(block_bytes));
-    match size {
-        None if found < block || !found.is_multiple_of(block) => Err((
-            format!("{shown} has {found} bytes, which is not a number of whole blocks of {block}"),
-            "give a `size`".to_owned(),
-        )),
-        Some(size) if size > found => Err((
-            format!("{shown} has {found} bytes and `size` is {}", Size(size)),
-            format!("make it larger (truncate -s, lvextend), or write `size = {found}`"),
-        )),
-        _ => Ok(()),
-    }
 }
 
 fn whole_blocks(image: &ImageName, size_bytes: u64, block_bytes: u32) -> Result<(), OpenError> {

@@ -605,7 +605,7 @@ pub(super) fn formatted(namespace: &NamespaceConfig, format: &Format) -> Backing
     BackingConfig { block_size_bytes: chosen.unwrap_or(config.block_size_bytes), ..config }
 }
 
-pub(super) fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
+pub(crate) fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
     let kind = match &namespace.kind {
         NamespaceKind::File { path, size } => BackingKind::File { path: path.clone(), size: *size },
         NamespaceKind::Ram { size } => BackingKind::Ram { size: *size },

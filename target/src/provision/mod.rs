@@ -14,7 +14,7 @@ mod ns_directory_probe;
 mod ns_request_plan;
 pub mod ns_requests;
 mod pending;
-mod probe;
+pub(crate) mod probe;
 pub(crate) mod retry;
 mod rollback;
 pub(crate) mod snapshot;

@@ -25,7 +25,7 @@ pub(super) struct Probed {
 
 /// Identity of a file or device, equal for all paths to it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum FileId {
+pub(crate) enum FileId {
     Device(u64),
     /// Device and inode.
     File(u64, u64),
@@ -43,6 +43,15 @@ impl Probed {
 }
 
 impl FileId {
+    /// Identity of what a path leads to.
+    pub(crate) fn at(path: &Path) -> FileId {
+        match fs::metadata(path) {
+            Ok(meta) if meta.file_type().is_block_device() => FileId::Device(meta.rdev()),
+            Ok(meta) if meta.is_file() => FileId::File(meta.dev(), meta.ino()),
+            found => FileId::of_nothing(availability::real(path), found.err().map(|e| e.kind())),
+        }
+    }
+
     /// Identity of a path without a file, or whose file cannot be examined.
     fn of_nothing(path: PathBuf, error: Option<ErrorKind>) -> FileId {
         match error {
@@ -80,21 +89,9 @@ pub(super) fn begin<'a, T: Send + 'static>(
 }
 
 fn seen(path: PathBuf) -> Probed {
-    let in_directory = || {
-        let directory = fs::canonicalize(path.parent()?).ok()?;
-        Some(directory.join(path.file_name()?))
-    };
-    let found = fs::canonicalize(&path).ok().or_else(in_directory);
-    let same = match fs::metadata(&path) {
-        Ok(meta) if meta.file_type().is_block_device() => FileId::Device(meta.rdev()),
-        Ok(meta) if meta.is_file() => FileId::File(meta.dev(), meta.ino()),
-        found_as => {
-            let path = found.clone().unwrap_or_else(|| path.clone());
-            FileId::of_nothing(path, found_as.err().map(|error| error.kind()))
-        }
-    };
+    let (same, found) = (FileId::at(&path), availability::real(&path));
     // Links to devices are not resolved: they persist, while their targets change at each start.
-    let lasting = found.filter(|found| !names_device(found)).unwrap_or(path);
+    let lasting = if names_device(&found) { path } else { found };
     Probed { lasting, same }
 }
 

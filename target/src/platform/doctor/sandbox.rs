@@ -1,7 +1,6 @@
 //! The sandbox of the daemon's unit: backing stores that the service manager hides from it, or lets it
 //! only read.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Finding;
@@ -9,6 +8,7 @@ use super::ports::said;
 use super::unit_user::UNIT;
 use crate::blockdev::names_device;
 use crate::config::{CATALOG_RECORD, Config, NamespaceKind};
+use crate::platform::availability::real;
 
 /// Properties of a unit, as `systemctl show` prints them.
 struct Sandbox<'t>(&'t str);
@@ -90,12 +90,6 @@ impl Sandbox<'_> {
         let named = named.map(|name| real(Path::new(name.trim_start_matches(['-', '+']))));
         own.chain(named).any(|directory| path.starts_with(directory))
     }
-}
-
-/// Resolves the links of a path as far as it exists.
-fn real(path: &Path) -> PathBuf {
-    let missing = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
-    fs::canonicalize(path).ok().or_else(missing).unwrap_or_else(|| path.to_owned())
 }
 
 #[cfg(test)]

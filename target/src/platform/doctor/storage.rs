@@ -13,7 +13,7 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
 use crate::blockdev::{OpenError, names_device};
-use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind};
+use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind, Size};
 use crate::platform::availability;
 use crate::platform::probes::{self, Probed, probe_all, probe_directories};
 use crate::plural::count;
@@ -117,7 +117,18 @@ fn try_direct(path: &Path, writes: bool) -> io::Result<()> {
 /// Finding about the size of an existing file or device with which it is not served.
 fn wrong_size(place: &str, path: &Path, size: Option<u64>, block_bytes: u32) -> Option<Finding> {
     let found = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).ok()?;
-    let (why, remedy) = probes::file_size(path, found, size, block_bytes).err()?;
+    let (shown, block) = (path.display(), u64::from(block_bytes));
+    let (why, remedy) = match size {
+        None if found < block || !found.is_multiple_of(block) => (
+            format!("{shown} has {found} bytes, which is not a number of whole blocks of {block}"),
+            "give a `size`".to_owned(),
+        ),
+        Some(size) if size > found => (
+            format!("{shown} has {found} bytes and `size` is {}", Size(size)),
+            format!("make it larger (truncate -s, lvextend), or write `size = {found}`"),
+        ),
+        _ => return None,
+    };
     Some(Finding::problem("storage", format!("{place}: {why}"), remedy))
 }
 
