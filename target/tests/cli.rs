@@ -138,7 +138,7 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
     };
     let (code, out, err) = with(directory.path());
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains(&format!("state       in {}", directory.path().display())), "{out}");
+    assert!(out.contains(&format!("state_directory {}", directory.path().display())), "{out}");
     let missing = directory.path().join("missing");
     let (code, _, err) = with(&missing);
     assert_eq!(code, Some(1));

@@ -1,7 +1,6 @@
 //! Access of hosts to subsystems by listener, and discovery, as configured.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use nvme::Nqn;
@@ -14,44 +13,10 @@ use crate::core::subsystem::{
 
 use super::Limits;
 use super::schema::{NQN_FORM, bounded, mdts, name, one_of};
-use super::size::Size;
 use super::table_reader::{At, TableReader};
 
 /// The most referrals of discovery.
 const MOST_REFERRALS: usize = 256;
-
-/// Displays the values that differ from the default, one per line.
-pub(super) fn show(offer: &AccessPolicy, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    if !offer.listeners.is_empty() {
-        writeln!(f, "            at the listeners {:?}", offer.listeners)?;
-    }
-    let mut limits = Vec::new();
-    limits.extend(offer.queue_depth.map(|depth| format!("queue_depth {depth}")));
-    limits.extend(offer.io_queues.map(|queues| format!("io_queues {queues}")));
-    limits.extend(offer.mdts_bytes.map(|bytes| format!("mdts {}", Size(bytes.into()))));
-    limits.extend(offer.controllers.map(|most| format!("controllers {most}")));
-    if offer.max_nsid != MAX_NSID {
-        limits.push(format!("max_nsid {}", offer.max_nsid));
-    }
-    if !limits.is_empty() {
-        writeln!(f, "            limits: {}", limits.join(", "))?;
-    }
-    let (first, last) = (offer.cntlids.start(), offer.cntlids.end());
-    if (*first, *last) != (1, CNTLID_MAX) {
-        writeln!(f, "            controller ids {first} to {last}")?;
-    }
-    match offer.duplicates {
-        DuplicateHosts::Allow => {}
-        DuplicateHosts::Refuse => writeln!(f, "            a host that is there is refused")?,
-        DuplicateHosts::Replace => writeln!(f, "            a host that is there is replaced")?,
-    }
-    for (nsid, hosts) in &offer.masks {
-        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-        let hosts = if hosts.is_empty() { "nobody".to_owned() } else { hosts.join(", ") };
-        writeln!(f, "            namespace {nsid} is seen by {hosts}")?;
-    }
-    Ok(())
-}
 
 /// Access settings of a `[[subsystem]]`, without its masks.
 pub(super) fn offer(

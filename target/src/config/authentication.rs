@@ -1,6 +1,5 @@
 //! `[authentication]` and `[[host]]`: hosts that must authenticate, and their key files.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use nvme::Nqn;
@@ -58,35 +57,6 @@ impl HostConfig {
             hashes: hashes.unwrap_or_else(|| all.hashes.clone()),
             groups: groups.unwrap_or_else(|| all.groups.clone()),
         }
-    }
-}
-
-/// Values that differ from the default; empty without authentication.
-impl fmt::Display for AuthenticationConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::default() {
-            return Ok(());
-        }
-        let who = match (self.required, self.discovery) {
-            (false, false) => "hosts with a key",
-            (false, true) => "hosts with a key, and all for discovery",
-            (true, false) => "all hosts, but not for discovery",
-            (true, true) => "all hosts",
-        };
-        writeln!(f, "authentication of {who}: {}", self.policy)?;
-        for host in &self.hosts {
-            let HostConfig { nqn, controller_key_file, .. } = host;
-            let both = if controller_key_file.is_some() { ", and the controller's" } else { "" };
-            write!(f, "            key of {nqn}{both}")?;
-            match host.has_own_policy() {
-                true => writeln!(f, ": {}", host.policy(&self.policy))?,
-                false => writeln!(f)?,
-            }
-        }
-        for nqn in &self.exempt {
-            writeln!(f, "            {nqn} need not authenticate")?;
-        }
-        Ok(())
     }
 }
 

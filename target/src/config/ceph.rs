@@ -1,6 +1,5 @@
 //! `[ceph]`: how the cluster of RBD images is reached.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -34,22 +33,6 @@ impl CephConfig {
     pub(super) fn cluster(&self) -> ClusterConfig {
         let CephConfig { conf, client, keyring } = self.clone();
         ClusterConfig { conf, client, keyring, addresses: None, standby: false }
-    }
-}
-
-/// Values that differ from the default.
-impl fmt::Display for CephConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == CephConfig::default() {
-            return Ok(());
-        }
-        write!(f, "ceph        client.{}", self.client)?;
-        for (what, path) in [("configuration", &self.conf), ("keyring", &self.keyring)] {
-            if let Some(path) = path {
-                write!(f, ", {what} {}", path.display())?;
-            }
-        }
-        writeln!(f)
     }
 }
 
@@ -133,7 +116,7 @@ mod tests {
         assert_eq!(cluster.conf.as_deref(), Some("/c".as_ref()));
         assert_eq!(cluster.keyring.as_deref(), Some("/k".as_ref()));
         assert_eq!(cluster.addresses.as_deref(), Some("/state/ceph-clients".as_ref()));
-        assert!(config.to_string().contains("client.a, configuration /c, keyring /k"));
+        assert!(config.to_string().contains("ceph        conf /c, client a, keyring /k"));
     }
 
     #[test]

@@ -2,106 +2,69 @@
 
 use std::fmt;
 
+use serde_json::Value;
+
+use super::key_tree::{self, all, text};
 use super::qos::Described;
 use super::{
-    Auto, CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size,
-    SubsystemConfig, access, memory_estimate,
+    AuthenticationConfig, Config, HostConfig, NamespaceConfig, NamespaceKind, Size, memory_estimate,
 };
 use crate::blockdev::InjectedFault;
 
+/// Displays each key, or each table in a line. Namespaces are displayed as in differences.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plan = self.pool_plan();
-        let count = self.reactor.count();
-        let total = plan.total_bytes();
-        writeln!(f, "provider    {}", self.provider)?;
-        write!(f, "reactors    {count} (threads = {}), ", self.reactor.threads)?;
-        match self.reactor.spin {
-            Auto::Auto => write!(f, "polling adapts to the load")?,
-            Auto::Number(0) => write!(f, "each sleeps when it is idle")?,
-            Auto::Number(micros) => write!(f, "each spins for {micros} us before it sleeps")?,
+        if let Value::Object(keys) = key_tree::tree(self) {
+            for (name, value) in &keys {
+                match value {
+                    Value::Null => {}
+                    Value::Array(tables) if name == "subsystem" => subsystems(f, tables, self)?,
+                    Value::Array(tables) => {
+                        let mut tables = tables.iter().filter_map(Value::as_object);
+                        tables.try_for_each(|keys| writeln!(f, "{name:<11} {}", all(keys)))?;
+                    }
+                    Value::Object(keys) => writeln!(f, "{name:<11} {}", all(keys))?,
+                    value => writeln!(f, "{name:<11} {}", text(value))?,
+                }
+            }
         }
-        match self.reactor.cpus.as_slice() {
-            [] => writeln!(f)?,
-            cpus => writeln!(f, ", on CPUs {cpus:?}")?,
+        if self.state_directory.is_none() {
+            writeln!(
+                f,
+                "state       in the directory of systemd (StateDirectory=); without it nothing is \
+                 persisted, and reservations end with the daemon"
+            )?;
         }
+        self.listeners.iter().try_for_each(|listener| writeln!(f, "listener    {listener}"))?;
+        let AuthenticationConfig { policy, hosts, exempt, .. } = &self.authentication;
+        for host in hosts {
+            let HostConfig { nqn, controller_key_file, .. } = host;
+            let both = if controller_key_file.is_some() { ", and the controller's" } else { "" };
+            writeln!(f, "host        key of {nqn}{both}: {}", host.policy(policy))?;
+        }
+        exempt.iter().try_for_each(|nqn| writeln!(f, "host        {nqn} need not authenticate"))?;
+        let (plan, count) = (self.pool_plan(), self.reactor.count());
         writeln!(
             f,
-            "limits      queue_depth {}, io_queues {} a controller, in_capsule {}, mdts {}, \
-             controllers {}",
-            self.limits.queue_depth,
-            self.limits.io_queues,
-            Size(self.limits.in_capsule_bytes.into()),
-            Size(self.limits.mdts_bytes.into()),
-            self.limits.controllers
-        )?;
-        writeln!(
-            f,
-            "memory      {} x ({} cells x 64 + {} receives x {} + {} data) = {:.1} MiB",
-            count,
+            "pools       {count} x ({} cells x 64 + {} receives x {} + {} data) = {:.1} MiB",
             plan.cells,
             plan.receives,
             plan.receive_bytes(),
             Size(plan.data_bytes),
-            mib(total.saturating_mul(count as u64))
+            plan.total_bytes().saturating_mul(count as u64) as f64 / f64::from(1 << 20)
         )?;
-        writeln!(f, "            {}", memory_estimate::sentence(self))?;
-        match &self.state_directory {
-            Some(path) => writeln!(f, "state       in {}", path.display())?,
-            None => writeln!(
-                f,
-                "state       in the directory of systemd (StateDirectory=); without it nothing is \
-                 persisted, and reservations end with the daemon"
-            )?,
-        }
-        writeln!(f, "missing     {}", self.missing)?;
-        for listener in &self.listeners {
-            writeln!(f, "listener    {listener}")?;
-        }
-        for subsystem in &self.subsystems {
-            write!(f, "{subsystem}")?;
-        }
-        for LimitConfig { name, limit, hosts } in &self.quotas {
-            writeln!(f, "limit       {name}: {}", Described(limit))?;
-            hosts.iter().try_for_each(|host| writeln!(f, "            host {host}"))?;
-        }
-        let Config { discovery, authentication, management, observe, soft, stop, ceph, .. } = self;
-        write!(f, "{discovery}{authentication}{management}{observe}{soft}{stop}{ceph}")?;
-        if let Some(group) = &self.group {
-            write!(f, "{group}")?;
-        }
-        if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
-            let what = if *payload { "all packets" } else { "all headers" };
-            writeln!(
-                f,
-                "capture     {what} to {}, at most {}",
-                path.display(),
-                Size(*limit_bytes)
-            )?;
-        }
-        Ok(())
+        writeln!(f, "            {}", memory_estimate::sentence(self))
     }
 }
 
-impl fmt::Display for SubsystemConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "subsystem   {}", self.nqn)?;
-        writeln!(f, "            serial {:?}, model {:?}", self.serial, self.model)?;
-        if self.allow_any_host {
-            writeln!(f, "            any host may connect")?;
-        }
-        for host in self.hosts.iter().filter(|_| !self.allow_any_host) {
-            writeln!(f, "            host {host}")?;
-        }
-        access::show(&self.offer, f)?;
-        if let Some(managed) = &self.managed {
-            write!(f, "{managed}")?;
-        }
-        for namespace in &self.namespaces {
-            writeln!(f, "  namespace {namespace}")?;
-        }
-        Ok(())
+fn subsystems(f: &mut fmt::Formatter<'_>, tables: &[Value], config: &Config) -> fmt::Result {
+    for (table, subsystem) in tables.iter().zip(&config.subsystems) {
+        let Value::Object(keys) = table else { continue };
+        let keys = keys.clone().into_iter().filter(|(key, _)| key != "namespace").collect();
+        writeln!(f, "subsystem   {}", all(&keys))?;
+        subsystem.namespaces.iter().try_for_each(|each| writeln!(f, "  namespace {each}"))?;
     }
+    Ok(())
 }
 
 impl fmt::Display for NamespaceConfig {
@@ -146,8 +109,4 @@ impl fmt::Display for NamespaceKind {
             NamespaceKind::Null { size } => write!(f, "null of {}", Size(*size)),
         }
     }
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }

@@ -1,7 +1,6 @@
 //! `[group]`: the gateway group that this daemon is a member of.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -52,14 +51,6 @@ impl GroupConfig {
     pub fn cntlids(&self) -> RangeInclusive<u16> {
         let before = u16::from(self.slot) * CNTLIDS;
         before + 1..=before + CNTLIDS
-    }
-}
-
-impl fmt::Display for GroupConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GroupConfig { name, pool, gateway, slot, shared } = self;
-        let shared = if *shared { ", shared configuration" } else { "" };
-        writeln!(f, "group       {name} in pool {pool}, gateway {gateway} in slot {slot}{shared}")
     }
 }
 
@@ -226,7 +217,7 @@ mod tests {
             panic!("{config}");
         };
         assert!(cluster.standby);
-        assert!(config.to_string().contains("group       g in pool rbd, gateway b in slot 31"));
+        assert!(config.to_string().contains("group       name g, pool rbd, gateway b, slot 31"));
     }
 
     #[test]

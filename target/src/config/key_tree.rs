@@ -1,11 +1,12 @@
 //! A configuration as a tree of keys and values, named as in the text. Configurations are compared
 //! by their trees, without knowledge of the keys.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use nvme::Nqn;
 use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Config, Size};
 use crate::core::auth::Policy;
@@ -17,6 +18,27 @@ use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, Referral};
 pub(crate) fn tree(config: &Config) -> Value {
     // Every type in it is serializable: all map keys are strings.
     serde_json::to_value(config).unwrap_or_default()
+}
+
+/// Displays the keys of a table that have values.
+pub(crate) fn all(table: &Map<String, Value>) -> String {
+    let has_value =
+        |value: &Value| !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty());
+    let given = table.iter().filter(|(_, value)| has_value(value));
+    given.map(|(key, value)| format!("{key} {}", text(value))).collect::<Vec<_>>().join(", ")
+}
+
+/// Displays a value.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(list) => {
+            format!("[{}]", list.iter().map(text).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(keys) => format!("({})", all(keys)),
+        other => other.to_string(),
+    }
 }
 
 /// Serializes with `Display`.
@@ -86,6 +108,14 @@ pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::
     to.collect_map([("hashes", hashes), ("groups", groups)])
 }
 
+/// The only hosts that see something. An empty list would be left out, as if all did.
+fn only(hosts: &BTreeSet<Nqn>) -> Value {
+    match hosts.is_empty() {
+        true => json!("nobody"),
+        false => hosts.iter().map(Nqn::as_str).collect(),
+    }
+}
+
 /// The keys of access to a subsystem, and of the masks of its namespaces.
 pub(super) fn offer<S: Serializer>(offer: &AccessPolicy, to: S) -> Result<S::Ok, S::Error> {
     let AccessPolicy { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } =
@@ -102,10 +132,8 @@ pub(super) fn offer<S: Serializer>(offer: &AccessPolicy, to: S) -> Result<S::Ok,
         ("duplicate_hosts", json!(duplicates.name())),
     ];
     let keys = keys.map(|(key, value)| (key.to_owned(), value));
-    let masks = masks.iter().map(|(nsid, hosts)| {
-        let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-        (format!("`hosts` of namespace {nsid}"), json!(hosts))
-    });
+    let masks =
+        masks.iter().map(|(nsid, hosts)| (format!("`hosts` of namespace {nsid}"), only(hosts)));
     to.collect_map(keys.into_iter().chain(masks))
 }
 
@@ -116,8 +144,7 @@ pub(super) fn discovery<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let DiscoveryConfig { nqn, by_listener, mdns, referrals, cntlids: _ } = discovery;
     let referral = |Referral { nqn, address, hosts }: &Referral| {
-        let hosts: Option<Vec<&str>> =
-            hosts.as_ref().map(|hosts| hosts.iter().map(Nqn::as_str).collect());
+        let hosts = hosts.as_ref().map(only);
         json!({ "nqn": nqn.as_str(), "address": address, "hosts": hosts })
     };
     let referrals: Vec<Value> = referrals.iter().map(referral).collect();

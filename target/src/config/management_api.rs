@@ -1,7 +1,6 @@
 //! `[management]`: the interface to query and change the running daemon.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -59,29 +58,6 @@ impl ManagementConfig {
 }
 
 /// Displays the values that differ from the default, one per line.
-impl fmt::Display for ManagementConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.enabled {
-            return writeln!(f, "management  off");
-        }
-        if *self == Self::default() {
-            return Ok(());
-        }
-        let socket = self.path(None);
-        write!(f, "management  {}, mode {:04o}", socket.display(), self.mode)?;
-        if let Some(group) = &self.group {
-            write!(f, ", group {group}")?;
-        }
-        if let Some(http) = &self.http {
-            write!(f, "; to read, also http://{http}")?;
-        }
-        if !self.console {
-            write!(f, "; no console")?;
-        }
-        writeln!(f)
-    }
-}
-
 pub(super) fn management(root: &mut TableReader<'_>) -> ManagementConfig {
     let mut section = root.table("management", "[management]");
     let mut config = ManagementConfig::default();
@@ -137,9 +113,6 @@ mod tests {
              console = false",
         );
         let config = config.unwrap().management;
-        let all = "management  /run/a.sock, mode 0600, group disk; to read, also \
-                   http://127.0.0.1:80; no console\n";
-        assert_eq!(config.to_string(), all);
         assert_eq!(config.path(Some(OsStr::new("/run/b"))), PathBuf::from("/run/a.sock"));
         let plain = ManagementConfig::default();
         assert_eq!(plain.path(None), PathBuf::from(DEFAULT_SOCKET));

@@ -55,7 +55,7 @@ pub use ceph::CephConfig;
 pub use files::{ConfigFiles, Rewritten, Source};
 pub use group::GroupConfig;
 pub use key_files::KeyReader;
-pub(crate) use key_tree::tree;
+pub(crate) use key_tree::{all, text, tree};
 pub use known_keys::known_keys;
 pub(crate) use line_origin::Origins;
 pub use listener::overlap;

@@ -1,7 +1,6 @@
 //! `[subsystem.managed]`: permission and quota for namespaces that hosts create and delete.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::PathBuf;
 
 use nvme::Nqn;
@@ -9,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ns_management::Grant;
-use crate::plural::count;
 
 use super::key_tree;
 use super::schema::{bounded, name};
@@ -48,25 +46,6 @@ impl ManagedConfig {
     pub fn grant(&self) -> Grant {
         let ManagedConfig { quota_bytes, any_host, hosts, .. } = self;
         Grant { quota_bytes: *quota_bytes, any_host: *any_host, hosts: hosts.clone() }
-    }
-}
-
-impl fmt::Display for ManagedConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "            hosts manage up to {} of {} together in {}",
-            count(self.namespaces, "namespace"),
-            Size(self.quota_bytes),
-            self.directory.display()
-        )?;
-        match (self.any_host, self.hosts.is_empty()) {
-            (true, _) => writeln!(f, "            any host may manage"),
-            (false, true) => writeln!(f, "            no host may manage"),
-            (false, false) => {
-                self.hosts.iter().try_for_each(|h| writeln!(f, "            {h} may manage"))
-            }
-        }
     }
 }
 
@@ -138,7 +117,7 @@ mod tests {
         );
         let config = Config::parse(&text).map_err(|errors| errors.to_string())?;
         let printed = config.to_string();
-        assert!(printed.contains("hosts manage up to"), "{printed}");
+        assert!(printed.contains("managed (directory /m, quota 1GiB"), "{printed}");
         Ok(config.subsystems[0].managed.clone().unwrap())
     }
 

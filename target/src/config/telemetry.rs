@@ -1,7 +1,5 @@
 //! `[observe]`: recording of slow commands and disconnects.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use super::schema::bounded;
@@ -18,15 +16,6 @@ const MOST_SLOW_MS: u32 = 3_600_000;
 pub struct ObserveConfig {
     /// Commands that took at least this time are recorded, in milliseconds; 0: none are.
     pub slow_ms: u32,
-}
-
-impl fmt::Display for ObserveConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.slow_ms {
-            0 => writeln!(f, "observe     no command is remembered as slow"),
-            slow_ms => writeln!(f, "observe     commands of {slow_ms} ms are remembered as slow"),
-        }
-    }
 }
 
 pub(super) fn observe(root: &mut TableReader<'_>) -> ObserveConfig {

@@ -9,7 +9,7 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use crate::config::{
-    AuthenticationConfig, Config, HostConfig, NamespaceConfig, SubsystemConfig, tree,
+    AuthenticationConfig, Config, HostConfig, NamespaceConfig, SubsystemConfig, all, text, tree,
 };
 use crate::core::subsystem::ListenerConfig;
 
@@ -213,23 +213,6 @@ fn sections(lines: &mut Vec<String>, title: &str, (was, is): (&[Value], &[Value]
     lines.extend(came.map(|new| format!("+ {title} ({})", shown(new))));
     if lines.len() == before {
         lines.push(format!("~ the order of {title}"));
-    }
-}
-
-fn all(of: &Tree) -> String {
-    let given = of.iter().filter(|(_, value)| !value.is_null());
-    given.map(|(key, value)| format!("{key} {}", text(value))).collect::<Vec<_>>().join(", ")
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::Null => "none".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Array(list) => {
-            format!("[{}]", list.iter().map(text).collect::<Vec<_>>().join(", "))
-        }
-        Value::Object(keys) => format!("({})", all(keys)),
-        other => other.to_string(),
     }
 }
 

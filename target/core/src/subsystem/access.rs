@@ -1,7 +1,6 @@
 //! Access rules of a subsystem: hosts, listeners, and discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
@@ -121,28 +120,5 @@ impl Referral {
     /// Whether it is reported to a host.
     pub fn is_for(&self, host: &Nqn) -> bool {
         self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
-    }
-}
-
-impl fmt::Display for DiscoveryConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.nqn != Nqn::DISCOVERY {
-            writeln!(f, "discovery   {}", self.nqn)?;
-        }
-        if self.by_listener {
-            writeln!(f, "discovery   tells of each listener at that listener only")?;
-        }
-        if self.mdns {
-            writeln!(f, "discovery   announced by multicast DNS")?;
-        }
-        for Referral { nqn, address, hosts } in &self.referrals {
-            writeln!(f, "referral    to {nqn} at {address}")?;
-            if let Some(hosts) = hosts {
-                let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
-                let hosts = if hosts.is_empty() { "nobody".to_owned() } else { hosts.join(", ") };
-                writeln!(f, "            reported to {hosts}")?;
-            }
-        }
-        Ok(())
     }
 }

@@ -270,7 +270,7 @@ fn diff_lines_show_the_old_and_the_new_value() {
     );
     one("provider = \"soft\"", "", "~ provider soft becomes auto");
     let limit = said("[[qos]]\nname = \"silver\"\niops = 7\n", "");
-    assert_eq!(limit, ["- qos (name silver, iops 7, burst_ms 100, hosts [])"]);
+    assert_eq!(limit, ["- qos (name silver, iops 7, burst_ms 100)"]);
     let size = said("size = \"1GiB\"", "size = \"3GiB\"");
     assert!(size[0].starts_with("~ namespace 1: null of 3GiB"), "{size:?}");
     assert!(size[0].ends_with("(size 1GiB becomes 3GiB)"), "{size:?}");
