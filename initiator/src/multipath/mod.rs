@@ -93,14 +93,14 @@ use nvme::log::AnaState;
 use nvme::sqe::DsmRange;
 use rdma::{Event, Initiator, Pool};
 
-use crate::session::{Options, Session};
+use crate::session::{Options, Session, earlier};
 
 pub use allocation::Allocation;
 pub use namespace::Namespace;
 pub use path::{PathCounters, PathLoss, PathState};
 pub use request::{BlockDone, BlockRequest, Failure, LBA_STATUS_BYTES, Operation, RequestOutcome};
 
-use path::{Path, earlier};
+use path::Path;
 use table::{RequestTable, State};
 
 /// Maximum number of notices that wait for the caller; the oldest are dropped.

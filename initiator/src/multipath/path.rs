@@ -13,7 +13,7 @@ use super::scan::Scan;
 use super::{
     Failure, MultipathOptions, Namespace, Notice, PathOptions, RequestTable, Resources, State,
 };
-use crate::session::{Data, Done, EndReason, Io, Lost, Phase, Request, Response, Session};
+use crate::session::{Data, Done, EndReason, Io, Lost, Phase, Request, Response, Session, earlier};
 
 /// Tag of the commands of a scan; requests have the number of their slot.
 pub(super) const SCAN_TAG: u64 = u64::MAX;
@@ -535,13 +535,5 @@ pub(super) fn buf_of(data: Data) -> Option<Buf> {
     match data {
         Data::Buf(buf) => Some(buf),
         Data::None | Data::Exposed { .. } => None,
-    }
-}
-
-/// Returns the earlier of two times, if any.
-pub(super) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
     }
 }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use rdma::Buf;
 
-use super::path::earlier;
 use super::request::{BlockDone, BlockRequest, Failure};
+use crate::session::earlier;
 
 /// Where a request is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

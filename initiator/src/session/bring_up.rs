@@ -384,7 +384,7 @@ fn check(page: &IdentifyController, cntlid: u16, discovery: bool) -> Result<(), 
 }
 
 /// Returns the earlier of two times, if any.
-pub(super) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

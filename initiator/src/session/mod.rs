@@ -41,7 +41,8 @@ pub use end_reason::{EndReason, Violation};
 pub use request::{Data, Done, Io, Lost, Options, Phase, Refused, Request, Response};
 
 use auth::Proof;
-use bring_up::{Step, earlier};
+use bring_up::Step;
+pub(crate) use bring_up::earlier;
 use keep_alive::KeepAlive;
 use queue::{CloseState, Finished, Owner, Queue, Sending};
 

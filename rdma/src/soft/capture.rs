@@ -29,7 +29,7 @@ use pcap_file::{DataLink, PcapError};
 use tracing::{info, warn};
 
 use super::wire::header::{Bth, ICRC_BYTES};
-use super::wire::icrc::Flow;
+use super::wire::icrc::{Flow, gid};
 use super::wire::opcode::{Opcode, Operation};
 
 /// Maximum of packets queued between the two threads.
@@ -283,8 +283,8 @@ fn put_ip_and_udp(bytes: &mut Vec<u8>, flow: &Flow, tos: u8, identification: u16
             bytes.extend([0x60 | tos >> 4, tos << 4, 0, 0]);
             bytes.extend(udp_bytes.to_be_bytes());
             bytes.extend([UDP, 64]);
-            bytes.extend(six(source));
-            bytes.extend(six(destination));
+            bytes.extend(gid(source));
+            bytes.extend(gid(destination));
         }
     }
     let port = |at: SocketAddr| at.port().to_be_bytes();
@@ -292,13 +292,6 @@ fn put_ip_and_udp(bytes: &mut Vec<u8>, flow: &Flow, tos: u8, identification: u16
     bytes.extend(port(flow.destination));
     bytes.extend(udp_bytes.to_be_bytes());
     bytes.extend([0, 0]);
-}
-
-fn six(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
 }
 
 fn cause(error: PcapError) -> io::Error {

@@ -31,6 +31,7 @@ use crate::api::{
     GatewayState,
 };
 use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::lock;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, GroupConfig};
 use crate::core::diag::cause::Cause;
@@ -41,7 +42,7 @@ use crate::state::revoked_hosts;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
 use agreement::Agreement;
-use cluster::{Cluster, GroupImage, ImageJob, lock};
+use cluster::{Cluster, GroupImage, ImageJob};
 use failures::Step;
 use image_queue::ImageQueue;
 

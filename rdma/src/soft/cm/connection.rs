@@ -17,6 +17,7 @@ use super::message::{
 };
 use super::request_key::RequestKey;
 use crate::soft::wire::header::DEFAULT_PKEY;
+use crate::soft::wire::icrc::gid;
 use crate::soft::wire::psn::{Psn, Qpn};
 
 /// Our response time in messages: 4.096 µs * 2^20, as Linux.
@@ -336,13 +337,6 @@ fn emit(message: CmMessage, transaction: u64) -> [u8; MAD_BYTES] {
 fn fill(room: &mut [u8], data: &[u8]) {
     let len = data.len().min(room.len());
     room[..len].copy_from_slice(&data[..len]);
-}
-
-fn gid(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
 }
 
 #[cfg(test)]

@@ -119,8 +119,8 @@ impl Icrc {
                 head[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
                 head[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
                 head[6..8].copy_from_slice(&[PROTOCOL_UDP, 0xff]);
-                head[8..24].copy_from_slice(&octets(source));
-                head[24..40].copy_from_slice(&octets(destination));
+                head[8..24].copy_from_slice(&gid(source));
+                head[24..40].copy_from_slice(&gid(destination));
                 IPV6_BYTES
             }
         };
@@ -158,7 +158,8 @@ impl Icrc {
     }
 }
 
-fn octets(address: IpAddr) -> [u8; 16] {
+/// An address as a GID: an IPv4 address is mapped into IPv6.
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

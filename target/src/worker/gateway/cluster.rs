@@ -1,7 +1,7 @@
 //! Operations of the worker on the cluster: tasks that may block, on threads of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -11,12 +11,12 @@ use nvmfd_gateway::{Operation, OperationId, Outcome};
 use tracing::info;
 
 use super::failures::{Failures, Step};
-use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ClusterConfig;
 use crate::blockdev::monitor::{DeviceMonitor, IsCurrent, MonitoredDevice};
 use crate::blockdev::rados::{self, ObjectClient, UpdateError};
 use crate::blockdev::rbd::DataClient;
+use crate::blockdev::{OpenError, lock};
 use crate::config::GroupConfig;
 use crate::core::registry::Registry;
 use crate::core::subsystem::Namespace;
@@ -298,9 +298,4 @@ pub(super) fn open_objects(
     group: &GroupConfig,
 ) -> Result<ObjectClient, OpenError> {
     ObjectClient::open(cluster, &group.pool, GroupConfig::NAMESPACE, OPERATION_TIMEOUT)
-}
-
-/// Locks what no holder leaves inconsistent.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

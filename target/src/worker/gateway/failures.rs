@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use tracing::warn;
 
-use super::cluster::lock;
+use crate::blockdev::lock;
 
 /// A step that is repeated until it succeeds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
