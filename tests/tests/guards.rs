@@ -239,6 +239,25 @@ fn every_dependency_is_justified_and_used() {
     }
 }
 
+/// rdma-sys needs the headers of rdma-core and a libclang that current distributions do not have.
+#[test]
+fn programs_are_built_without_rdma_sys() {
+    for member in MEMBERS {
+        let manifest = table(&format!("{member}/Cargo.toml"));
+        let features = manifest.get("features").and_then(Value::as_table);
+        for (name, enables) in features.into_iter().flatten() {
+            let mut enables = enables.as_array().into_iter().flatten().filter_map(Value::as_str);
+            let needs = enables.any(|it| it.contains("rdma-sys") || it.contains("layout-test"));
+            assert!(!needs || name == "layout-test", "{member}: {name} enables rdma-sys");
+        }
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let dependency = manifest.get(section).and_then(|all| all.get("rdma-sys"));
+            let is_optional = |it: &Value| it["optional"].as_bool() == Some(true);
+            assert!(dependency.is_none_or(is_optional), "{member} depends on rdma-sys");
+        }
+    }
+}
+
 #[test]
 fn scripts_can_be_run_and_stop_at_the_first_failure() {
     use std::os::unix::fs::PermissionsExt;

@@ -1,14 +1,14 @@
 //! Asynchronous events of a device: failures that no completion reports, and the state of its
 //! ports. The kernel keeps those that nobody reads.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::PoisonError;
 
 use nix::errno::Errno;
-use rdma_sys::ibv_event_type as t;
 
 use super::check;
 use super::device::Context;
+use super::types::{Element, ibv_async_event, ibv_event_type as t};
 
 /// Maximum of events read at once.
 const EVENTS_AT_ONCE: usize = 256;
@@ -31,32 +31,15 @@ pub(crate) enum AsyncEvent {
     Other(u32),
 }
 
-/// `struct ibv_async_event`, with an integer where `rdma_sys` has an enumeration.
-#[repr(C)]
-pub(super) struct RawEvent {
-    pub(super) element: Element,
-    pub(super) event_type: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) union Element {
-    object: *mut c_void,
-    port: c_int,
-}
-
 impl AsyncEvent {
     fn new(number: u32, object: usize, port: c_int) -> AsyncEvent {
-        const QP_FATAL: u32 = t::IBV_EVENT_QP_FATAL as u32;
-        const CQ_ERR: u32 = t::IBV_EVENT_CQ_ERR as u32;
-        const DEVICE_FATAL: u32 = t::IBV_EVENT_DEVICE_FATAL as u32;
-        const PORT_ACTIVE: u32 = t::IBV_EVENT_PORT_ACTIVE as u32;
-        const PORT_ERR: u32 = t::IBV_EVENT_PORT_ERR as u32;
         match number {
-            QP_FATAL | CQ_ERR => AsyncEvent::QueueFailed(QueueKey(object)),
-            DEVICE_FATAL => AsyncEvent::DeviceFailed,
-            PORT_ACTIVE | PORT_ERR => {
-                AsyncEvent::Port { number: port, active: number == PORT_ACTIVE }
+            t::IBV_EVENT_QP_FATAL | t::IBV_EVENT_CQ_ERR => {
+                AsyncEvent::QueueFailed(QueueKey(object))
+            }
+            t::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFailed,
+            t::IBV_EVENT_PORT_ACTIVE | t::IBV_EVENT_PORT_ERR => {
+                AsyncEvent::Port { number: port, active: number == t::IBV_EVENT_PORT_ACTIVE }
             }
             other => AsyncEvent::Other(other),
         }
@@ -101,21 +84,20 @@ impl Context {
             return Ok(None);
         }
         let element = Element { object: std::ptr::null_mut() };
-        let mut raw = RawEvent { element, event_type: u32::MAX };
-        let at = (&raw mut raw).cast();
-        // SAFETY: the context is live while the list is; `raw` has the layout of an event.
-        match check(unsafe { (self.list.api.ibv_get_async_event)(self.raw.as_ptr(), at) }) {
+        let mut raw = ibv_async_event { element, event_type: u32::MAX };
+        // SAFETY: the context is live while the list is; `raw` is a place for one event.
+        match check(unsafe { (self.list.api.ibv_get_async_event)(self.raw.as_ptr(), &mut raw) }) {
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             other => other?,
         }
         // SAFETY: all bytes of the union were initialised above; either field is plain bits.
-        let (object, port) = unsafe { (raw.element.object as usize, raw.element.port) };
+        let (object, port) = unsafe { (raw.element.object as usize, raw.element.port_num) };
         let event = AsyncEvent::new(raw.event_type, object, port);
         // Before the acknowledgement, for which the destruction of the object waits: so nothing is
         // kept of an object that is destroyed.
         self.note(event);
         // SAFETY: the event is unchanged and acknowledged once; its object exists until then.
-        unsafe { (self.list.api.ibv_ack_async_event)((&raw mut raw).cast()) };
+        unsafe { (self.list.api.ibv_ack_async_event)(&mut raw) };
         Ok(Some(event))
     }
 
@@ -143,7 +125,7 @@ mod tests {
 
     #[test]
     fn only_failures_without_completions_are_failures_of_queues() {
-        let of = |number: t| AsyncEvent::new(number as u32, 0x1000, 2);
+        let of = |number| AsyncEvent::new(number, 0x1000, 2);
         let failed = AsyncEvent::QueueFailed(QueueKey(0x1000));
         assert_eq!([of(t::IBV_EVENT_CQ_ERR), of(t::IBV_EVENT_QP_FATAL)], [failed; 2]);
         assert_eq!(of(t::IBV_EVENT_DEVICE_FATAL), AsyncEvent::DeviceFailed);
@@ -156,7 +138,7 @@ mod tests {
             t::IBV_EVENT_COMM_EST,
             t::IBV_EVENT_GID_CHANGE,
         ] {
-            assert_eq!(of(other), AsyncEvent::Other(other as u32));
+            assert_eq!(of(other), AsyncEvent::Other(other));
         }
         assert_eq!(AsyncEvent::new(u32::MAX, 1, 1), AsyncEvent::Other(u32::MAX));
     }

@@ -8,18 +8,14 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
-use rdma_sys::{
-    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
-    rdma_port_space,
-};
 
 use super::device::DeviceKey;
 use super::load::Api;
+use super::types::{
+    RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel, rdma_port_space,
+};
 use super::{borrow, check, check_new, set_nonblocking};
-
-/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY` of `rdma_cma.h`, which bindgen leaves out.
-pub(super) const OPTION_ID: c_int = 0;
-pub(super) const OPTION_ID_AFONLY: c_int = 2;
 
 movable!(EventChannel, CmId);
 
@@ -189,8 +185,8 @@ impl CmId {
             check(unsafe {
                 (self.api.rdma_set_option)(
                     self.raw.as_ptr(),
-                    OPTION_ID,
-                    OPTION_ID_AFONLY,
+                    RDMA_OPTION_ID,
+                    RDMA_OPTION_ID_AFONLY,
                     value,
                     len,
                 )
@@ -258,10 +254,10 @@ impl CmId {
 
     /// Our and the peer's address.
     pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
-        // SAFETY: the id is live; both unions are storage that the library has filled or zeroed.
+        // SAFETY: the id is live; both are storage that the library has filled or zeroed.
         let (local, remote) = unsafe {
             let addr = &self.raw.as_ref().route.addr;
-            (addr.src_addr_union.src_storage, addr.dst_addr_union.dst_storage)
+            (addr.src_storage, addr.dst_storage)
         };
         Some((address(&local)?, address(&remote)?))
     }

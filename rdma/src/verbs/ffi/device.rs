@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::errno::Errno;
-use rdma_sys::{
-    ibv_access_flags, ibv_context, ibv_device_attr, ibv_device_cap_flags, ibv_mr, ibv_pd, ibv_sge,
-    ibv_transport_type,
-};
 
 use super::async_event::Failures;
 use super::load::Api;
+use super::types::{
+    ibv_access_flags, ibv_context, ibv_device_attr, ibv_device_cap_flags, ibv_mr, ibv_pd, ibv_sge,
+    ibv_transport_type,
+};
 use super::{borrow, check, check_new, set_nonblocking};
 use crate::{Region, Remote};
 
@@ -163,12 +163,12 @@ impl Context {
             let device = &*self.raw.as_ref().device;
             (CStr::from_ptr(device.name.as_ptr()), device.transport_type)
         };
-        let extensions = ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS.0;
+        let extensions = ibv_device_cap_flags::IBV_DEVICE_MEM_MGT_EXTENSIONS;
         let positive = |value: c_int| u32::try_from(value).unwrap_or(0);
         let reads = |value: c_int| u8::try_from(value.clamp(0, 254)).unwrap_or(0);
         Ok(Ability {
             name: name.to_string_lossy().into_owned(),
-            iwarp: transport == ibv_transport_type::IBV_TRANSPORT_IWARP,
+            iwarp: transport == ibv_transport_type::IBV_TRANSPORT_IWARP as c_int,
             invalidate: attr.device_cap_flags & extensions != 0 && attr.vendor_id != SIW_VENDOR,
             queue_pairs: positive(attr.max_qp),
             queue_entries: positive(attr.max_qp_wr),
@@ -240,12 +240,10 @@ impl Mr {
         }
         use ibv_access_flags as a;
         let flags = match access {
-            Access::Local => a::IBV_ACCESS_LOCAL_WRITE.0,
-            Access::ReadSink => a::IBV_ACCESS_LOCAL_WRITE.0 | a::IBV_ACCESS_REMOTE_WRITE.0,
+            Access::Local => a::IBV_ACCESS_LOCAL_WRITE,
+            Access::ReadSink => a::IBV_ACCESS_LOCAL_WRITE | a::IBV_ACCESS_REMOTE_WRITE,
             Access::Exposed => {
-                a::IBV_ACCESS_LOCAL_WRITE.0
-                    | a::IBV_ACCESS_REMOTE_WRITE.0
-                    | a::IBV_ACCESS_REMOTE_READ.0
+                a::IBV_ACCESS_LOCAL_WRITE | a::IBV_ACCESS_REMOTE_WRITE | a::IBV_ACCESS_REMOTE_READ
             }
         };
         let at = ptr::with_exposed_provenance_mut(region.addr() + offset as usize);

@@ -4,10 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
 use libloading::Library;
-use rdma_sys::{
+
+use super::types::{
     ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd,
     ibv_qp, ibv_qp_attr, ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel, rdma_port_space,
+    rdma_event_channel,
 };
 
 macro_rules! api {
@@ -21,8 +22,8 @@ macro_rules! api {
         impl Api {
             fn load() -> Result<Api, String> {
                 $(let $library = open_library(concat!("lib", stringify!($library), ".so.1"))?;)*
-                // SAFETY: the names and types are rdma-core's stable interface (checked against
-                // the headers below); the libraries stay loaded with the pointers.
+                // SAFETY: the names and types are rdma-core's stable interface (compared with
+                // rdma-sys below); the libraries stay loaded with the pointers.
                 unsafe {
                     Ok(Api { $($($name: *$library
                         .get(concat!(stringify!($name), "\0").as_bytes())
@@ -31,12 +32,19 @@ macro_rules! api {
             }
         }
 
-        /// Compares the signatures above with the headers. Generic and never instantiated: type
+        /// The same signatures with the types of rdma-sys. Generic and never instantiated: type
         /// checked, but no code, hence no link dependency.
-        #[expect(dead_code, reason = "exists for the type checker")]
-        #[expect(clippy::extra_unused_type_parameters, reason = "keeps it from being compiled")]
-        fn signatures<Never>() {
-            $($(let _: unsafe extern "C" fn($($arg),*) $(-> $ret)? = rdma_sys::$name;)*)*
+        #[cfg(all(test, feature = "layout-test"))]
+        mod signatures {
+            use std::ffi::{c_int, c_void};
+
+            use rdma_sys::*;
+
+            #[expect(dead_code, reason = "exists for the type checker")]
+            #[expect(clippy::extra_unused_type_parameters, reason = "keeps it from being compiled")]
+            fn signatures<Never>() {
+                $($(let _: unsafe extern "C" fn($($arg),*) $(-> $ret)? = rdma_sys::$name;)*)*
+            }
         }
     };
 }
@@ -64,7 +72,7 @@ api! {
         fn rdma_bind_addr(*mut rdma_cm_id, *mut libc::sockaddr) -> c_int;
         fn rdma_connect(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         fn rdma_create_event_channel() -> *mut rdma_event_channel;
-        fn rdma_create_id(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, rdma_port_space::Type) -> c_int;
+        fn rdma_create_id(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, u32) -> c_int;
         fn rdma_create_qp(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int;
         fn rdma_destroy_event_channel(*mut rdma_event_channel);
         fn rdma_destroy_id(*mut rdma_cm_id) -> c_int;

@@ -1,23 +1,23 @@
-//! rdma-core behind safe handles. The only directory that names `rdma_sys`: `load` has its functions,
-//! `cm` connections, `device` devices and memory, `async_event` what devices report of themselves,
-//! `queue_pair` queues, `work_request` what is posted.
+//! rdma-core behind safe handles: `types` has its structures, `load` its functions, `cm` connections,
+//! `device` devices and memory, `async_event` what devices report of themselves, `queue_pair` queues,
+//! `work_request` what is posted.
 //!
 //! # How the unsafe code is fenced
 //!
-//! * Types, constants and the inline functions that go through a context's table of operations
-//!   come from `rdma_sys`; every exported function is looked up by name in the two libraries when
-//!   the first handle is made ([`Api`]). So the binary has no link dependency on rdma-core and
-//!   starts without it. A generic function that is never instantiated makes the compiler compare
-//!   each signature with `rdma_sys`; a test compares the layouts with C.
+//! * Types, constants and the inline functions that go through a context's table of operations are
+//!   our own (`types`); every exported function is looked up by name in the two libraries when the
+//!   first handle is made ([`Api`]). So a build needs no headers, and the binary has no link
+//!   dependency on rdma-core and starts without it. A test compares layouts and values with the
+//!   headers of C. With the feature `layout-test` they and each signature are compared with the
+//!   package `rdma-sys`, which is made from the headers by libclang 14 or 15.
 //! * One handle per object, with one constructor and one `Drop`. A handle holds its parents, so
 //!   that the order of destruction is always queue pair, id, memory region, completion queue,
 //!   completion channel, protection domain, device list, whatever order the owner drops them in.
 //! * Work requests name memory only as (registered range, offset, length), checked here. The
 //!   `Buf` behind it has been moved into the table of flights and comes out when the completion
 //!   is there or the queue pair has been destroyed: nobody has a reference while a device writes.
-//! * Numbers from outside (event types, completion codes, transports) are plain integers in
-//!   `rdma_sys`, never Rust enums, and every match on them has a default. The `ibv_*_ex` wrappers,
-//!   which are broken there, are not used.
+//! * Numbers from outside (event types, completion codes, transports) are plain integers, never Rust
+//!   enums, and every match on them has a default. The `ibv_*_ex` functions are not used.
 //! * libibverbs and librdmacm lock internally, so handles may move between threads and be used
 //!   from several. [`CmId::migrate`] alone changes what other calls read; it takes `&mut`.
 #![expect(unsafe_code, reason = "calls into rdma-core")]
@@ -37,6 +37,7 @@ mod cm;
 mod device;
 mod load;
 mod queue_pair;
+mod types;
 mod work_request;
 
 use std::ffi::c_int;
@@ -77,5 +78,7 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(drop)
 }
 
+#[cfg(test)]
+mod layout;
 #[cfg(test)]
 mod tests;

@@ -6,14 +6,14 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use rdma_sys::{
-    ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
-    ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, rdma_conn_param,
-};
 
 use super::async_event::QueueKey;
 use super::cm::CmId;
 use super::device::{Context, Pd};
+use super::types::{
+    self, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
+    ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, rdma_conn_param,
+};
 use super::work_request::{RecvChain, Refused, SendChain};
 use super::{borrow, check, check_new, set_nonblocking};
 use crate::{Fault, ReceivedWith};
@@ -109,14 +109,14 @@ impl Cq {
     pub(crate) fn poll(&self, into: &mut WorkCompletions, most: usize) -> Result<usize, Errno> {
         let room = most.min(into.0.len()) as c_int;
         // SAFETY: the array has `room` entries; the context's operations are the device's own.
-        let got = unsafe { rdma_sys::ibv_poll_cq(self.raw.as_ptr(), room, into.0.as_mut_ptr()) };
+        let got = unsafe { types::ibv_poll_cq(self.raw.as_ptr(), room, into.0.as_mut_ptr()) };
         usize::try_from(got).map(|n| n.min(room as usize)).map_err(|_| Errno::EIO)
     }
 
     /// Requests a notification for the next completion.
     pub(crate) fn request_notify(&self) -> Result<(), Errno> {
         // SAFETY: the queue is live; the context's operations are the device's own.
-        check(unsafe { rdma_sys::ibv_req_notify_cq(self.raw.as_ptr(), 0) })
+        check(unsafe { types::ibv_req_notify_cq(self.raw.as_ptr(), 0) })
     }
 }
 
@@ -152,13 +152,11 @@ impl WorkCompletions {
     pub(crate) fn received_with(&self, index: usize) -> ReceivedWith {
         let wc = &self.0[index];
         if wc.status != ibv_wc_status::IBV_WC_SUCCESS
-            || wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
+            || wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM == 0
         {
             return ReceivedWith::Nothing;
         }
-        // SAFETY: the flag says that the union has immediate data; either field is 32 bits, for
-        // which each value is valid.
-        let immediate = u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data });
+        let immediate = u32::from_be(wc.imm_data);
         match wc.opcode {
             ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
                 ReceivedWith::Write { immediate, bytes: wc.byte_len }
@@ -296,12 +294,12 @@ impl RcQueuePair {
         self.modify(ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER, |attr| attr.min_rnr_timer = code)
     }
 
-    fn modify(&self, mask: ibv_qp_attr_mask, set: impl Fn(&mut ibv_qp_attr)) -> Result<(), Errno> {
+    fn modify(&self, mask: u32, set: impl Fn(&mut ibv_qp_attr)) -> Result<(), Errno> {
         // SAFETY: integers, for which zero is valid.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         set(&mut attr);
         // SAFETY: the queue pair is live; the attributes are read during the call.
-        check(unsafe { (self.id.api.ibv_modify_qp)(self.raw.as_ptr(), &mut attr, mask.0 as c_int) })
+        check(unsafe { (self.id.api.ibv_modify_qp)(self.raw.as_ptr(), &mut attr, mask as c_int) })
     }
 
     /// Posts a chain with one doorbell.
@@ -310,7 +308,7 @@ impl RcQueuePair {
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: the chain is linked, its segments are live during the call, its windows were
         // checked against their registration, and their buffers stay put until they complete.
-        let code = unsafe { rdma_sys::ibv_post_send(self.raw.as_ptr(), first, &mut bad) };
+        let code = unsafe { types::ibv_post_send(self.raw.as_ptr(), first, &mut bad) };
         check(code).map_err(|e| Refused::new(&chain.requests, bad, e))
     }
 
@@ -318,7 +316,7 @@ impl RcQueuePair {
     pub(crate) fn receive(&self, chain: &mut RecvChain) -> Result<(), Refused> {
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: as in `send`.
-        let code = unsafe { rdma_sys::ibv_post_recv(self.raw.as_ptr(), first, &mut bad) };
+        let code = unsafe { types::ibv_post_recv(self.raw.as_ptr(), first, &mut bad) };
         check(code).map_err(|e| Refused::new(&chain.requests, bad, e))
     }
 }

@@ -4,9 +4,9 @@ use std::ffi::c_int;
 use std::ptr;
 
 use nix::errno::Errno;
-use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 use super::device::Mr;
+use super::types::{Rdma, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 
 movable!(SendChain, RecvChain);
 
@@ -117,30 +117,30 @@ impl SendChain {
     pub(crate) fn push(&mut self, id: u64, verb: Verb, mr: &Mr, at: (u64, u32), inline: bool) {
         let request = self.push_blank(id, mr.segment(at.0, at.1));
         if inline {
-            request.send_flags = ibv_send_flags::IBV_SEND_INLINE.0;
+            request.send_flags = ibv_send_flags::IBV_SEND_INLINE;
         }
         match verb {
             Verb::Send { invalidate: None } => request.opcode = ibv_wr_opcode::IBV_WR_SEND,
             Verb::Send { invalidate: Some(key) } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
-                request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
+                request.imm_data = key;
             }
             Verb::SendImmediate { immediate } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
-                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+                request.imm_data = immediate.to_be();
             }
             Verb::Read { addr, key } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
-                request.wr.rdma = rdma_sys::rdma_t { remote_addr: addr, rkey: key };
+                request.wr.rdma = Rdma { remote_addr: addr, rkey: key };
             }
             Verb::Write { addr, key } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-                request.wr.rdma = rdma_sys::rdma_t { remote_addr: addr, rkey: key };
+                request.wr.rdma = Rdma { remote_addr: addr, rkey: key };
             }
             Verb::WriteImmediate { addr, key, immediate } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
-                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-                request.wr.rdma = rdma_sys::rdma_t { remote_addr: addr, rkey: key };
+                request.imm_data = immediate.to_be();
+                request.wr.rdma = Rdma { remote_addr: addr, rkey: key };
             }
         }
     }
@@ -159,7 +159,7 @@ impl SendChain {
         let (mut count, mut bytes, mut last) = (0, 0u32, None);
         for (request, segment) in self.requests.iter_mut().zip(&self.segments) {
             if !is_ordered(request) {
-                request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+                request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED;
                 continue;
             }
             (count, bytes) = (count + 1, bytes.saturating_add(segment.length));
@@ -167,12 +167,12 @@ impl SendChain {
             if (count >= SIGNAL_INTERVAL || bytes >= SIGNAL_BYTES)
                 && let Some(signaled) = last.take()
             {
-                *signaled |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+                *signaled |= ibv_send_flags::IBV_SEND_SIGNALED;
                 (count, bytes) = (0, 0);
             }
         }
         if let Some(signaled) = last {
-            *signaled |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+            *signaled |= ibv_send_flags::IBV_SEND_SIGNALED;
         }
     }
 }
