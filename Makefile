@@ -14,26 +14,16 @@ BUILD := $(shell realpath -m -- "$${CARGO_TARGET_DIR:-build}")
 NVMFD := $(BUILD)/release/nvmfd
 NVMFCTL := $(BUILD)/release/nvmfctl
 NVMF := $(BUILD)/release/nvmf
-GUEST = $(SUDO) env VERBS="$(HAS_VERBS)" NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests" RDMA_TESTS="$(BUILD)/rdma-tests"
+GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests" RDMA_TESTS="$(BUILD)/rdma-tests"
 # Tools print English and sort by bytes in every locale.
 export LC_ALL := C
 
-# rdma-sys reads C headers with an old bindgen, which versions of libclang above 15 break.
-ifeq ($(origin LIBCLANG_PATH),undefined)
-  export LIBCLANG_PATH = $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
-endif
-
-PACKAGES := gcc libc6-dev pkg-config
-VERBS_PACKAGES := libclang-14-dev libibverbs-dev librdmacm-dev
-# The provider `verbs` is built where libclang and the headers of rdma-core are; everything else builds anywhere. (Looked at
-# when it is used: `packages` may have installed them before.)
-HAS_VERBS = $(shell ls "$(LIBCLANG_PATH)"/libclang*.so* >/dev/null 2>&1 && pkg-config --exists libibverbs librdmacm && echo yes)
-FEATURES = $(if $(HAS_VERBS),,--no-default-features)
-define say_features
-	@$(if $(HAS_VERBS),:,echo "building without the provider verbs: there is no libclang 14 or 15, or no libibverbs-dev and librdmacm-dev")
-endef
-# What tests ask besides: tshark for what is on the wire; jq, fio and valgrind for measuring; scripts run under each awk.
-TEST_PACKAGES := tshark jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox
+PACKAGES := gcc libc6-dev
+# What tests ask besides: tshark for what is on the wire; headers that types are compared with; jq, fio and valgrind for measuring;
+# scripts run under each awk.
+TEST_PACKAGES := tshark libibverbs-dev librdmacm-dev pkg-config jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox
+# The bindgen of rdma-sys reads headers with libclang 14 or 15 alone. Only `layouts` needs it.
+LIBCLANG_PATH ?= $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
 
 # Installs those of some Debian packages that are missing.
 define install
@@ -49,7 +39,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets native zones client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -57,7 +47,6 @@ help: ## This list
 
 packages: ## Install the Debian packages that a build needs, where they are missing
 	@$(call install,$(PACKAGES))
-	@$(if $(HAS_VERBS),:,($(call install,$(VERBS_PACKAGES))) || echo "make: without the provider verbs: these packages cannot be had here")
 	@command -v $(CARGO) >/dev/null || { echo "make: there is no cargo: install Rust, see https://rustup.rs" >&2; exit 1; }
 
 test-packages: packages
@@ -69,14 +58,13 @@ test-packages: packages
 # Installs nothing: `make packages` does. The programs come first, as they are released: together with the package tests, cargo would
 # build them with the simulated network.
 build: programs ## Build everything: build/release/nvmfd, nvmfctl, nvmf
-	$(CARGO) build --release -p tests $(FEATURES)
+	$(CARGO) build --release -p tests
 	@echo "built $(NVMFD)"
 
 programs: # The programs alone: a third of the work
-	$(say_features)
-	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
+	$(CARGO) build --release -p nvmfd -p initiator
 
-test: test-packages guest-kernel format lint test-programs unit some-mutants doc build budgets native zones client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
+test: test-packages guest-kernel format lint test-programs unit layouts some-mutants doc build budgets native zones client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
 
 guest-kernel: # That of the guests is compiled beside what comes before them; where this fails, `guests` says why
 	@-$(SUDO) tests/vm/vm --kind uml setup --background
@@ -84,9 +72,8 @@ guest-kernel: # That of the guests is compiled beside what comes before them; wh
 format: # The code is formatted
 	$(CARGO) fmt --all --check
 
-lint: packages # No warning, with and without rdma-core
-	$(say_features)
-	$(if $(HAS_VERBS),$(CARGO) clippy --workspace --all-targets -- -D warnings)
+lint: packages # No warning, with and without the provider verbs
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 	@tree=$$($(CARGO) tree -p nvmfd -p initiator -e normal,build,features); \
 	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
@@ -94,20 +81,25 @@ lint: packages # No warning, with and without rdma-core
 # The kernel is compiled with nice 19. Linux 6.18 starves its own threads beside such a program: writes of tests wait at their device
 # for half a minute.
 test-programs: packages # What tests run is compiled, and so is the kernel of the guests
-	$(CARGO) test --workspace --no-run --quiet $(FEATURES)
+	$(CARGO) test --workspace --no-run --quiet
 	@-$(SUDO) tests/vm/vm --kind uml setup
 
 unit: test-packages # Tests on this machine
 	@export TEST_PROGRAMS="$(BUILD)"/debug; if $(CARGO) nextest --version >/dev/null 2>&1; then \
-	  set -x; $(CARGO) nextest run --workspace --no-fail-fast $(FEATURES); $(CARGO) test --workspace --doc --quiet $(FEATURES); \
-	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace $(FEATURES) -E 'test(/^uring::tests::/) - test(/entries::|registered_file_slot/)'; \
+	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace -E 'test(/^uring::tests::/) - test(/entries::|registered_file_slot/)'; \
 	else \
-	  set -x; $(CARGO) test --workspace --no-fail-fast $(FEATURES); \
-	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace $(FEATURES) --lib uring::tests:: -- --skip entries:: --skip registered_file_slot; \
+	  set -x; $(CARGO) test --workspace --no-fail-fast; \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace --lib uring::tests:: -- --skip entries:: --skip registered_file_slot; \
 	fi
 
+layouts: test-packages # Types and functions of rdma-core are those of rdma-sys
+	@if ls "$(LIBCLANG_PATH)"/libclang*.so* >/dev/null 2>&1; then set -x; \
+	  LIBCLANG_PATH="$(LIBCLANG_PATH)" $(CARGO) test -p rdma --lib --features layout-test verbs::ffi::tests::layout; \
+	else echo "layouts: not compared with rdma-sys: there is no libclang 14 or 15 (Debian 12: libclang-14-dev)"; fi
+
 doc: packages # The documentation builds, every link leads somewhere
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps $(FEATURES)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 budgets: build test-packages # A command costs no more instructions than it may
 	COST="$(BUILD)"/release/instruction_count tests/bench/budgets
@@ -146,14 +138,14 @@ console-test: build ## The console in a headless Chromium: make console-test PIC
 
 # The program of the tests of a library. Those of the whole workspace, which `unit` has built: one package alone needs other features
 # of others, and is built again.
-tests_of = readlink -f "$$($(CARGO) test --workspace $(FEATURES) --lib --no-run 2>&1 | sed -n 's,.*Executable.*(\(.*/$(1)-[0-9a-f]*\)),\1,p')"
+tests_of = readlink -f "$$($(CARGO) test --workspace --lib --no-run 2>&1 | sed -n 's,.*Executable.*(\(.*/$(1)-[0-9a-f]*\)),\1,p')"
 
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@ln -sf "$$($(call tests_of,nvmfd_blockdev))" "$(BUILD)"/store-tests
 	@ln -sf "$$($(call tests_of,rdma))" "$(BUILD)"/rdma-tests
 	$(GUEST) tests/vm/guests
-	$(if $(HAS_VERBS),$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt)
-	$(if $(HAS_VERBS),tests/demo/record --compare guest "$(BUILD)"/demo-guest.txt)
+	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo >"$(BUILD)"/demo-guest.txt
+	tests/demo/record --compare guest "$(BUILD)"/demo-guest.txt
 
 # The second ublk has the CPUs that User-Mode Linux lacks.
 test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
@@ -186,16 +178,16 @@ soak-cluster: build ## Three gateways with random faults, and a stock Linux host
 	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl MINUTES="$(or $(MINUTES),30)" tests/ceph/soak
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
-	FEATURES="$(FEATURES)" tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
+	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
 
 some-mutants: # Two of those of the daemon, others for each commit: for rdma and initiator alone, cargo builds their dependencies again
-	FEATURES="$(FEATURES)" tests/mutants/run --sample 2 nvmfd
+	tests/mutants/run --sample 2 nvmfd
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
-	$(CARGO) run --release -p tests --bin sim $(FEATURES) -- --seeds $(or $(SEEDS),1000)
+	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
-	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p initiator $(FEATURES) --test multipath -- neither_lost_nor_late
-	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd $(FEATURES) --test qpair loses_no_update -- --nocapture
+	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p initiator --test multipath -- neither_lost_nor_late
+	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair loses_no_update -- --nocapture
 
 demo: ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator
@@ -236,7 +228,7 @@ cost: build test-packages ## Count the instructions that a command costs, which 
 	COST="$(BUILD)"/release/instruction_count tests/bench/cost
 
 structure: packages ## Measure the structure of the sources: import cycles, layers, sizes
-	@$(CARGO) run --quiet -p tests --bin structure $(FEATURES)
+	@$(CARGO) run --quiet -p tests --bin structure
 
 bench-guests: packages build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
@@ -316,18 +308,18 @@ VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.to
   echo "$$cargo_version+$$(git log -1 --format=%cd --date=format:%Y%m%d 2>/dev/null || echo 0).$$(git rev-parse --short=9 HEAD 2>/dev/null || echo source)")
 deb: packages ## A Debian package of this commit: build/nvmfd_VERSION_ARCHITECTURE.deb
 	@$(call install,binutils jq)
-	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
+	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
 	configs/debian/build "$(BUILD)" $(VERSION)
 
 rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERSION-1.ARCHITECTURE.rpm
 	@command -v rpmbuild >/dev/null || { echo "make: first: install rpmbuild (Debian: the package rpm)" >&2; exit 1; }
 	@$(call install,binutils jq)
-	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
+	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
 	configs/rpm/build "$(BUILD)" $(VERSION)
 
 release: packages ## Archives, packages, container image, bill of materials and sums of this commit: build/release-VERSION
 	@$(call install,binutils jq)
-	configs/release "$(BUILD)" $(VERSION) $(if $(HAS_VERBS),,soft)
+	configs/release "$(BUILD)" $(VERSION)
 
 reproduce: ## Make the release twice in two directories, and compare
 	tests/package/reproduce "$(BUILD)"

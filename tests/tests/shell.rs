@@ -171,27 +171,3 @@ fn scripts_depend_on_neither_locale_nor_umask() {
         }
     }
 }
-
-#[test]
-fn the_makefile_builds_no_verbs_where_libclang_is_missing() {
-    let text = fs::read_to_string(root().join("Makefile")).expect("the Makefile");
-    let text = text.replace("\\\n", " ");
-    let mut commands = 0;
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        for command in line.split(';').filter(|part| part.contains("$(CARGO)")) {
-            let builds = ["build", "clippy", "doc", "nextest run", "run", "test"]
-                .iter()
-                .any(|name| command.contains(&format!("$(CARGO) {name} ")));
-            // nvmfd-gateway depends on no package that has the feature; `fuzz` is outside of it.
-            if !builds || command.contains("-p nvmfd-gateway") {
-                continue;
-            }
-            commands += 1;
-            let chooses = ["$(FEATURES)", "--no-default-features", "$(if $(HAS_VERBS),"]
-                .iter()
-                .any(|choice| command.contains(choice));
-            assert!(chooses, "with verbs, whatever is installed: {command}");
-        }
-    }
-    assert!(commands > 15, "{commands} commands are found");
-}

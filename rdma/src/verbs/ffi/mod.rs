@@ -79,6 +79,4 @@ fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 #[cfg(test)]
-mod layout;
-#[cfg(test)]
 mod tests;

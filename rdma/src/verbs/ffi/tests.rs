@@ -1,5 +1,7 @@
 //! Tests of handles, events and work requests, and that rdma-core is not linked.
 
+mod layout;
+
 use std::net::SocketAddr;
 use std::process::Command;
 use std::ptr;

@@ -177,7 +177,7 @@ fn each_type_and_constant_is_compared() {
     let claims = ours();
     let is_claimed = |end: &str| claims.iter().any(|(name, _)| name.ends_with(end));
     let (mut structure, mut count) = (None, 0);
-    for line in include_str!("types.rs").lines() {
+    for line in include_str!("../types.rs").lines() {
         let words: Vec<&str> = line.split([' ', ':', '(', ')']).filter(|w| !w.is_empty()).collect();
         let claim = match words[..] {
             ["pub", "super", "struct", name, ..] => {
