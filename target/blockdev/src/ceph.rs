@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The name of an image: `pool/image`, or `pool/namespace/image`.
+/// The name of an image: `pool/image`, or `pool/namespace/image`; with `@snapshot`, of a snapshot of it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ImageName {
     /// Its pool.
@@ -13,6 +13,8 @@ pub struct ImageName {
     pub namespace: String,
     /// Its name.
     pub image: String,
+    /// The snapshot; none: the image itself.
+    pub snapshot: Option<String>,
 }
 
 impl ImageName {
@@ -26,28 +28,36 @@ impl FromStr for ImageName {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<ImageName, &'static str> {
-        let parts: Vec<&str> = text.split('/').collect();
-        let is_good =
-            |part: &&str| !part.is_empty() && !part.contains(|c: char| c.is_control() || c == '@');
+        let (path, snapshot) = match text.split_once('@') {
+            Some((path, snapshot)) => (path, Some(snapshot)),
+            None => (text, None),
+        };
+        let parts: Vec<&str> = path.split('/').collect();
+        let is_good = |part: &&str| {
+            !part.is_empty() && !part.contains(|c: char| c.is_control() || "@/".contains(c))
+        };
         let (pool, namespace, image) = match *parts {
-            _ if !parts.iter().all(is_good) => return Err("a part of it is empty or no name"),
+            _ if !parts.iter().chain(&snapshot).all(is_good) => {
+                return Err("a part of it is empty or no name");
+            }
             [pool, image] => (pool, "", image),
             [pool, namespace, image] => (pool, namespace, image),
             _ => return Err("it has not two or three parts"),
         };
         let [pool, namespace, image] = [pool, namespace, image].map(str::to_owned);
-        Ok(ImageName { pool, namespace, image })
+        Ok(ImageName { pool, namespace, image, snapshot: snapshot.map(str::to_owned) })
     }
 }
 
 /// As the tools of Ceph write it.
 impl fmt::Display for ImageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ImageName { pool, namespace, image } = self;
+        let ImageName { pool, namespace, image, snapshot } = self;
         match namespace.is_empty() {
-            true => write!(f, "{pool}/{image}"),
-            false => write!(f, "{pool}/{namespace}/{image}"),
+            true => write!(f, "{pool}/{image}")?,
+            false => write!(f, "{pool}/{namespace}/{image}")?,
         }
+        snapshot.as_ref().map_or(Ok(()), |snapshot| write!(f, "@{snapshot}"))
     }
 }
 

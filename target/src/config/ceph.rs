@@ -62,7 +62,7 @@ pub(super) fn ceph(root: &mut TableReader<'_>) -> CephConfig {
 
 /// The image of a namespace.
 pub(super) fn image(section: &mut TableReader<'_>) -> Option<At<ImageName>> {
-    let form = "\"POOL/IMAGE\" or \"POOL/NAMESPACE/IMAGE\"";
+    let form = "\"POOL/IMAGE\" or \"POOL/NAMESPACE/IMAGE\", with \"@SNAPSHOT\" for a snapshot";
     let At { value, span } = section.need::<String>("path", form)?;
     match value.parse() {
         Ok(value) => Some(At { value, span }),
@@ -124,7 +124,10 @@ mod tests {
         for (section, namespace, says) in [
             ("", "path = 'image'", "two or three parts"),
             ("", "path = 'pool//image'", "empty"),
-            ("", "path = 'pool/image@snap'", "no name"),
+            ("", "path = 'pool/image@'", "no name"),
+            ("", "path = 'pool/image@a@b'", "no name"),
+            ("", "path = 'pool/image@a/b'", "no name"),
+            ("", "path = 'pool/image@snap'", "read_only = true"),
             ("", "path = 'pool/image'\nsize = '1GiB'", "rbd resize"),
             ("", "path = 'pool/image'\nshared = true", "its kind"),
             ("", "path = 'pool/image'\nallow_format = true", "allow_format"),

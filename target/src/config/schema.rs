@@ -418,6 +418,13 @@ fn namespace(
     let size = size(&mut section, block_size_bytes);
     let kind = kind(&mut section, size, (scene, seen));
     let read_only = section.flag("read_only", false);
+    if let Some(NamespaceKind::Rbd { image, .. }) = &kind
+        && image.snapshot.is_some()
+        && !read_only
+    {
+        let what = format!("{image} is a snapshot, which does not change");
+        section.add(section.span(), what, "write `read_only = true`, or serve a clone of it");
+    }
     let identity = identity(&mut section, &mut seen.ids);
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1);
     let allow_format = section.flag("allow_format", false);

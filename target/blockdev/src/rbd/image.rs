@@ -56,7 +56,7 @@ impl Image {
         let client = Client::of(config)?;
         let pool = client.pool(&name.pool, &name.namespace);
         let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
-        let raw = ffi::Image::open(pool, &name.image, read_only).map_err(|errno| {
+        let raw = open(pool, name, read_only).map_err(|errno| {
             if errno == Errno::ESHUTDOWN {
                 client.note_fenced();
             }
@@ -66,7 +66,12 @@ impl Image {
         check_features(&raw, name, read_only, asked)?;
         let stripe_bytes = u32::try_from(raw.stripe_bytes().map_err(asked)?).unwrap_or(0);
         let id = raw.id().map_err(asked)?;
-        let identity = format!("{}/{}/{}/{id}", client.cluster, name.pool, name.namespace);
+        let mut identity = format!("{}/{}/{}/{id}", client.cluster, name.pool, name.namespace);
+        if let Some(snapshot) = &name.snapshot {
+            // Another snapshot may get the name.
+            let id = raw.snapshot_id(snapshot).map_err(asked)?;
+            identity.push_str(&format!("@{id}"));
+        }
         let image = Image {
             raw,
             client,
@@ -268,13 +273,26 @@ impl Image {
     }
 }
 
-/// Refuses an image that cannot be served safely.
+fn open(pool: ffi::Pool, name: &ImageName, read_only: bool) -> Result<ffi::Image, Errno> {
+    ffi::Image::open(pool, &name.image, name.snapshot.as_deref(), read_only)
+}
+
+/// Refuses an image or snapshot that cannot be served safely.
 fn check_features(
     raw: &ffi::Image,
     name: &ImageName,
     read_only: bool,
     asked: impl Fn(Errno) -> OpenError + Copy,
 ) -> Result<(), OpenError> {
+    if let Some(snapshot) = &name.snapshot {
+        let is_protected = raw.is_protected(snapshot).map_err(asked)?;
+        return is_protected.then_some(()).ok_or_else(|| {
+            OpenError::new(format!(
+                "{name} is not protected, so that it could be removed, and its blocks read as others: \
+                 `rbd snap protect {name}`"
+            ))
+        });
+    }
     if read_only {
         return Ok(());
     }
@@ -300,12 +318,15 @@ fn check_features(
 
 fn no_image(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
     match errno {
-        Errno::ENOENT => OpenError {
-            sentence: format!(
-                "there is no image {name}: `rbd create --size 100G {name}`, or correct `path`"
-            ),
-            may_pass: true,
-        },
+        Errno::ENOENT => {
+            let sentence = match &name.snapshot {
+                Some(_) => format!("there is no snapshot {name}: correct `path`"),
+                None => format!(
+                    "there is no image {name}: `rbd create --size 100G {name}`, or correct `path`"
+                ),
+            };
+            OpenError { sentence, may_pass: true }
+        }
         errno => failed(config, &format!("open the image {name}"), errno),
     }
 }
@@ -333,7 +354,7 @@ pub fn examine(
     let pool = ffi::Pool::new(&client, &name.pool, &name.namespace);
     let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
     // Not read-only: such a handle knows of no lock. It takes none before it writes.
-    let raw = ffi::Image::open(pool, &name.image, read_only);
+    let raw = open(pool, name, read_only);
     let raw = raw.map_err(|errno| no_image(config, name, errno))?;
     let asked = |errno| failed(config, &format!("read the header of {name}"), errno);
     check_features(&raw, name, read_only, asked)?;

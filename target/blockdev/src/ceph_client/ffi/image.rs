@@ -25,7 +25,7 @@ const WATCHERS_MAX: usize = 256;
 /// An open image.
 pub(crate) struct Image {
     pool: Pool,
-    raw: Handle,
+    pub(super) raw: Handle,
 }
 
 // SAFETY: an exclusive pointer to an object that locks internally and ties nothing to a thread.
@@ -34,21 +34,32 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 impl Image {
-    /// Opens an image. Blocks as long as the cluster does not answer.
+    /// Opens an image, or a snapshot of it. Blocks as long as the cluster does not answer.
     ///
     /// # Errors
-    /// ENOENT: there is no such image; else the errno.
-    pub(crate) fn open(pool: Pool, name: &str, read_only: bool) -> Result<Image, Errno> {
+    /// ENOENT: there is no such image or snapshot; else the errno.
+    pub(crate) fn open(
+        pool: Pool,
+        name: &str,
+        snapshot: Option<&str>,
+        read_only: bool,
+    ) -> Result<Image, Errno> {
         let (api, mut raw) = (pool.api(), null_mut());
-        let name = c(name)?;
-        let open = if read_only { api.rbd_open_read_only } else { api.rbd_open };
+        let (name, snapshot) = (c(name)?, snapshot.map(c).transpose()?);
+        // Of these two only `rbd_open` watches the image. Without that, reads of a removed snapshot
+        // return what the image has now.
+        let open = match read_only && snapshot.is_none() {
+            true => api.rbd_open_read_only,
+            false => api.rbd_open,
+        };
+        let snapshot = snapshot.as_ref().map_or(null(), |snapshot| snapshot.as_ptr());
         // SAFETY: the pool is live, the library writes the handle, the name ends with a zero, and
-        // there is no snapshot.
-        check(unsafe { open(pool.raw, name.as_ptr(), &raw mut raw, null()) })?;
+        // the snapshot is null or does too.
+        check(unsafe { open(pool.raw, name.as_ptr(), &raw mut raw, snapshot) })?;
         Ok(Image { pool, raw })
     }
 
-    fn api(&self) -> &'static Api {
+    pub(super) fn api(&self) -> &'static Api {
         self.pool.api()
     }
 

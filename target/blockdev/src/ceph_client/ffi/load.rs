@@ -103,6 +103,8 @@ api! {
         fn rbd_get_features(Handle, *mut u64) -> c_int;
         fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
         fn rbd_get_id(Handle, *mut c_char, usize) -> c_int;
+        fn rbd_snap_is_protected(Handle, Text, *mut c_int) -> c_int;
+        fn rbd_snap_get_id(Handle, Text, *mut u64) -> c_int;
         fn rbd_config_image_list(Handle, *mut ConfigOption, *mut c_int) -> c_int;
         fn rbd_config_image_list_cleanup(*mut ConfigOption, c_int);
         fn rbd_lock_acquire(Handle, c_int) -> c_int;

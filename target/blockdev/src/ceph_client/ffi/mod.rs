@@ -1,6 +1,6 @@
 //! librados and librbd behind safe handles. The only directory that calls them: `load` has their
-//! functions, `cluster` connections, `omap` objects, `image` images, `completions` what is reported by
-//! their threads.
+//! functions, `cluster` connections, `omap` objects, `image` images, `snapshots` their snapshots,
+//! `completions` what is reported by their threads.
 //!
 //! # How the unsafe code is fenced
 //!
@@ -21,6 +21,7 @@ mod completions;
 mod image;
 mod load;
 mod omap;
+mod snapshots;
 
 use std::ffi::{CString, c_int};
 

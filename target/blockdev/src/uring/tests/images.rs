@@ -245,6 +245,39 @@ fn an_image_grows_online_and_a_shrunk_image_is_not_served() {
 
 #[test]
 #[ignore = "needs a cluster"]
+fn a_protected_snapshot_is_served_read_only_as_it_was() {
+    let (mut bench, _, name) = with_image(8);
+    assert_eq!(bench.write(0, 4096, 0x11, false), Ok(()));
+    let snapshot: ImageName = format!("{name}@monday").parse().unwrap();
+    tool(&format!("rbd snap create --no-progress {snapshot}"));
+    assert_eq!(bench.write(0, 4096, 0x22, false), Ok(()));
+    let config = BackingConfig { read_only: true, ..config(&snapshot, &cluster("nvmfd"), 4096) };
+    let open = || BackingDevice::open(&config).map(Arc::new);
+    says(open(), &["could be removed", &format!("rbd snap protect {snapshot}")]);
+    tool(&format!("rbd snap protect {snapshot}"));
+    let backing = open().unwrap();
+    let mut backup = Bench::new(8);
+    backup.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert!(backing.is_read_only());
+    assert_eq!((backing.size_bytes(), backing.inspect(true)), (SIZE, Condition::Sound));
+    assert_eq!(backup.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x22; 4096]));
+    // The same name, another snapshot.
+    tool(&format!("rbd snap unprotect {snapshot}"));
+    for act in ["rm --no-progress", "create --no-progress", "protect"] {
+        tool(&format!("rbd snap {act} {snapshot}"));
+    }
+    assert!(matches!(backing.inspect(true), Condition::Failing(_) | Condition::Shortened(_)));
+    let said = backing.open_again(&config, false).unwrap_err().sentence;
+    assert!(said.contains("another device now"), "{said}");
+    let missing = format!("{name}@none").parse().unwrap();
+    let missing =
+        BackingConfig { read_only: true, ..self::config(&missing, &cluster("nvmfd"), 4096) };
+    says(BackingDevice::open(&missing).map(Arc::new), &["no snapshot", "@none"]);
+}
+
+#[test]
+#[ignore = "needs a cluster"]
 fn writes_to_a_full_pool_fail_with_capacity_exceeded_and_reads_work() {
     let (mut bench, image) = (Bench::new(8), image());
     tool(&format!("rbd resize --size 64M {image}"));
