@@ -165,7 +165,7 @@ images: build test-packages # Block devices on images of Ceph RBD, and a gateway
 	  tests/ceph/run small
 
 test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
-	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2 strace)
+	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2 jq strace)
 	@STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" DAEMON_TESTS="$$($(call tests_of,nvmfd))" NVMFD="$(NVMFD)" \
 	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run
 

@@ -247,6 +247,17 @@ impl Drop for BlockingPool {
 }
 
 impl<T> BlockingTask<'_, T> {
+    /// Waits until it has completed, or until then.
+    pub fn wait_until(mut self, time: Instant) -> Self {
+        if let State::UnderWay(said, _) = &self.state {
+            let patience = time.saturating_duration_since(Instant::now());
+            if let Ok(outcome) = said.recv_timeout(patience) {
+                self.state = State::Over(outcome);
+            }
+        }
+        self
+    }
+
     /// Its result, if it completes before the deadline.
     ///
     /// # Errors

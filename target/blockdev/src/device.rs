@@ -283,7 +283,7 @@ impl BackingDevice {
     }
 
     /// The image, for [`Kind::Rbd`].
-    pub(crate) fn image(&self) -> Option<&Arc<Image>> {
+    pub fn image(&self) -> Option<&Arc<Image>> {
         self.image.as_ref()
     }
 

@@ -10,6 +10,7 @@ mod disconnect;
 mod event;
 mod gateway;
 mod history;
+mod image;
 mod log_level;
 mod memory;
 mod snapshot;
@@ -31,6 +32,7 @@ pub use gateway::{
     GatewayMember, GatewayMove, GatewayRebalance, GatewayShared, GatewayState,
 };
 pub use history::HistoryEntry;
+pub use image::{ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest};
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
 pub use snapshot::{RemoveSnapshot, RollbackRequest, SnapshotOutcome, SnapshotRequest};

@@ -17,7 +17,7 @@ pub struct SnapshotRequest {
     pub dry_run: bool,
 }
 
-/// A copy of the file of a namespace.
+/// A copy of the file of a namespace, or a snapshot of its image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotOutcome {
     /// Differences, a sentence each, with `+` in front.

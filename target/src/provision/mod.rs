@@ -5,6 +5,7 @@
 pub mod devices;
 mod diff;
 pub mod format_task;
+pub(crate) mod image_snapshot;
 mod interned;
 mod interned_bad_blocks;
 mod limiters;

@@ -153,7 +153,11 @@ impl<'a> FileNamespace<'a> {
     }
 }
 
-fn lock_device<'a>(
+/// Locks all blocks of a device against changes, once those in progress have ended.
+///
+/// # Errors
+/// They have not ended in time.
+pub(super) fn lock_device<'a>(
     locks: &'a RangeLocks,
     device: &MonitoredDevice,
 ) -> Result<DeviceLock<'a>, ReflinkError> {
@@ -179,7 +183,9 @@ fn check(namespace: Option<&Namespace>, device: &MonitoredDevice) -> Result<(), 
         Kind::Device => {
             return refused("a block device has no reflinks", "see `lvcreate --snapshot` for LVM");
         }
-        Kind::Rbd => return refused("an image has no reflinks", "see `rbd snap create`"),
+        Kind::Rbd => {
+            return refused("an image has no reflinks", "see `nvmfctl image snapshot`");
+        }
         Kind::Ram | Kind::Null => {
             return refused("it has no file", "only namespaces in files have reflinks");
         }

@@ -59,8 +59,15 @@ pub(crate) fn connect(
 
 /// The sentence about a failure of the cluster.
 pub(crate) fn failed(config: &ClusterConfig, tried: &str, errno: Errno) -> OpenError {
+    let (entity, remedy) = (config.entity(), remedy(config, errno));
+    let sentence = format!("cannot {tried} as {entity}: {} ({remedy})", errno.desc());
+    OpenError { sentence, may_pass: true }
+}
+
+/// What to do about a failure of the cluster.
+pub(crate) fn remedy(config: &ClusterConfig, errno: Errno) -> String {
     let entity = config.entity();
-    let remedy = match errno {
+    match errno {
         Errno::EACCES | Errno::EPERM => format!(
             "the key or the rights of {entity} do not suffice: `ceph auth get-or-create {entity} \
              mon 'profile rbd' osd 'profile rbd'`, and its key in a keyring that nvmfd can read"
@@ -71,9 +78,7 @@ pub(crate) fn failed(config: &ClusterConfig, tried: &str, errno: Errno) -> OpenE
         Errno::ETIMEDOUT => "the monitors do not answer: check them and the network".to_owned(),
         Errno::ESHUTDOWN => "this client was excluded from the cluster (blocklist)".to_owned(),
         _ => "see `ceph -s`".to_owned(),
-    };
-    let sentence = format!("cannot {tried} as {entity}: {} ({remedy})", errno.desc());
-    OpenError { sentence, may_pass: true }
+    }
 }
 
 /// The sentence about a pool that cannot be opened.

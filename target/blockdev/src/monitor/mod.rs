@@ -111,6 +111,11 @@ struct MonitorState {
 }
 
 impl DeviceMonitor {
+    /// The threads for what may block on a device.
+    pub fn blocking(&self) -> &BlockingPool {
+        &self.shared.pool
+    }
+
     /// Starts to monitor stores that these rings serve.
     ///
     /// # Errors

@@ -106,7 +106,9 @@ impl Client {
     }
 
     fn connect(config: &ClusterConfig) -> Result<Client, OpenError> {
-        let raw = connect(config, &[])?;
+        // While librbd takes a snapshot it suspends writes until the monitors have answered.
+        let own = [("rados_mon_op_timeout", "10".to_owned())];
+        let raw = connect(config, &own)?;
         let said = |errno: Errno| failed(config, "ask the cluster for its id", errno);
         let (cluster, address) = (raw.cluster_id().map_err(said)?, raw.address().map_err(said)?);
         let former = match &config.addresses {
@@ -125,6 +127,11 @@ impl Client {
             excluded: Mutex::default(),
             is_fenced: AtomicBool::new(false),
         })
+    }
+
+    /// Waits for an answer of the monitors. Blocks.
+    pub(super) fn wait_for_monitors(&self) -> Result<(), Errno> {
+        self.raw.wait_for_latest_map()
     }
 
     pub(super) fn is_fenced(&self) -> bool {

@@ -24,7 +24,7 @@ const ALLOCATION_UNIT_BYTES: u32 = 4096;
 const LOCK_RECHECK: Duration = Duration::from_millis(200);
 
 /// An open image, with its lock unless it is read-only or in standby.
-pub(crate) struct Image {
+pub struct Image {
     raw: ffi::Image,
     client: Arc<Client>,
     name: ImageName,
@@ -118,6 +118,27 @@ impl Image {
             Err(Errno::EROFS) => Err(self.is_in_use()),
             Err(errno) => Err(refused(errno)),
         }
+    }
+
+    pub(super) fn name(&self) -> &ImageName {
+        &self.name
+    }
+
+    pub(super) fn config(&self) -> &ClusterConfig {
+        &self.client.config
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    pub(super) fn wait_for_monitors(&self) -> Result<(), Errno> {
+        self.client.wait_for_monitors()
+    }
+
+    /// The pool of an image of its cluster.
+    pub(super) fn pool(&self, of: &ImageName) -> Result<ffi::Pool, Errno> {
+        self.client.pool(&of.pool, &of.namespace)
     }
 
     /// Whether it was opened to be acquired later.

@@ -15,6 +15,8 @@
 
 mod client;
 pub(crate) mod image;
+mod snapshots;
 
 pub use client::DataClient;
-pub use image::{Examination, examine, library_version};
+pub use image::{Examination, Image, examine, library_version};
+pub use snapshots::{ImageError, ImageSnapshot};

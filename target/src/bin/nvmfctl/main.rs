@@ -17,6 +17,7 @@ mod documented_commands;
 mod gateway;
 mod history;
 mod host;
+mod image;
 mod import;
 mod listener;
 mod log;
@@ -86,6 +87,9 @@ enum Family {
     /// Show and change namespaces
     #[command(subcommand)]
     Namespace(namespace::Command),
+    /// Show and take snapshots of images of Ceph RBD, and clone them
+    #[command(subcommand)]
+    Image(image::Command),
     /// Show and change listeners
     #[command(subcommand)]
     Listener(listener::Command),
@@ -189,6 +193,7 @@ async fn run(family: Family, client: &Client) -> Result<(), Failure> {
         Family::Status(command) => status::run(&command, client).await,
         Family::Subsystem(command) => subsystem::run(command, client).await,
         Family::Namespace(command) => namespace::run(command, client).await,
+        Family::Image(command) => image::run(command, client).await,
         Family::Listener(command) => listener::run(command, client).await,
         Family::Host(command) => host::run(command, client).await,
         Family::Ana(command) => ana::run(command, client).await,

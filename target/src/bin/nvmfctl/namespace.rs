@@ -316,7 +316,7 @@ fn action(subsystem: &str, nsid: u32, name: &str) -> String {
     format!("/v1/subsystems/{}/namespaces/{nsid}/{name}", escaped(subsystem))
 }
 
-fn snapshot_text(taken: &SnapshotOutcome) -> String {
+pub(crate) fn snapshot_text(taken: &SnapshotOutcome) -> String {
     let paused = taken.paused_us.map(|us| format!("writes waited for {:.1} ms", us as f64 / 1e3));
     joined(taken.differences.iter().cloned().chain(paused), "")
 }

@@ -14,6 +14,7 @@ mod file_operations;
 mod gateway;
 mod health;
 mod history;
+mod images;
 mod in_flight;
 mod log_level;
 mod memory;
@@ -99,6 +100,9 @@ fn changing() -> OpenApiRouter<ControlHandle> {
         .routes(routes!(gateway::move_ana_group))
         .routes(routes!(gateway::rebalance))
         .routes(routes!(gateway::exclude))
+        .routes(routes!(images::list, images::snapshot))
+        .routes(routes!(images::remove))
+        .routes(routes!(images::make_clone))
         .routes(routes!(log_level::set))
         .routes(routes!(write_protect::protect))
         .routes(routes!(trust::trust))

@@ -106,6 +106,11 @@ impl Client {
         check(unsafe {
             (self.api.rados_blocklist_add)(self.raw, address.as_mut_ptr().cast(), seconds)
         })?;
+        self.wait_for_latest_map()
+    }
+
+    /// Waits until this client has the map of the cluster that the monitors have. Blocks.
+    pub(crate) fn wait_for_latest_map(&self) -> Result<(), Errno> {
         // SAFETY: the handle is live.
         check(unsafe { (self.api.rados_wait_for_latest_osdmap)(self.raw) }).map(drop)
     }

@@ -16,6 +16,8 @@ use crate::step::Step;
 const EXCLUSIVE: i32 = 0;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`: keeps the space of the range.
 const THICK_PROVISION: i32 = 1;
+/// `RBD_FEATURE_LAYERING`.
+pub(super) const FEATURE_LAYERING: u64 = 1 << 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 
@@ -83,7 +85,11 @@ impl Image {
 
     /// Whether it has the feature `exclusive-lock`.
     pub(crate) fn has_exclusive_lock(&self) -> Result<bool, Errno> {
-        Ok(self.number(self.api().rbd_get_features)? & FEATURE_EXCLUSIVE_LOCK != 0)
+        self.has(FEATURE_EXCLUSIVE_LOCK)
+    }
+
+    pub(super) fn has(&self, feature: u64) -> Result<bool, Errno> {
+        Ok(self.number(self.api().rbd_get_features)? & feature != 0)
     }
 
     /// Its id in the pool, which no other image gets.

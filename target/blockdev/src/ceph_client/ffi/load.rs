@@ -28,6 +28,27 @@ pub(super) struct Watcher {
     pub(super) cookie: u64,
 }
 
+/// `rbd_snap_info_t` of `rbd/librbd.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Snapshot {
+    pub(super) id: u64,
+    pub(super) size_bytes: u64,
+    pub(super) name: Text,
+}
+
+/// `rbd_linked_image_spec_t` of `rbd/librbd.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct LinkedImage {
+    pub(super) pool_id: i64,
+    pub(super) pool: *mut c_char,
+    pub(super) namespace: *mut c_char,
+    pub(super) id: *mut c_char,
+    pub(super) name: *mut c_char,
+    pub(super) is_in_trash: bool,
+}
+
 macro_rules! api {
     ($($library:ident { $(fn $name:ident($($arg:ty),* $(,)?) $(-> $ret:ty)?;)* })*) => {
         /// The entry points of librados and librbd, found at run time, never unloaded.
@@ -56,6 +77,7 @@ macro_rules! api {
 }
 
 type AioCallback = unsafe extern "C" fn(Handle, *mut c_void);
+type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
 api! {
     rados {
@@ -103,8 +125,22 @@ api! {
         fn rbd_get_features(Handle, *mut u64) -> c_int;
         fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
         fn rbd_get_id(Handle, *mut c_char, usize) -> c_int;
+        fn rbd_snap_create2(Handle, Text, u32, ProgressCallback, *mut c_void) -> c_int;
+        fn rbd_snap_remove(Handle, Text) -> c_int;
+        fn rbd_snap_protect(Handle, Text) -> c_int;
+        fn rbd_snap_unprotect(Handle, Text) -> c_int;
         fn rbd_snap_is_protected(Handle, Text, *mut c_int) -> c_int;
         fn rbd_snap_get_id(Handle, Text, *mut u64) -> c_int;
+        fn rbd_snap_get_namespace_type(Handle, u64, *mut c_int) -> c_int;
+        fn rbd_snap_get_timestamp(Handle, u64, *mut libc::timespec) -> c_int;
+        fn rbd_snap_list(Handle, *mut Snapshot, *mut c_int) -> c_int;
+        fn rbd_snap_list_end(*mut Snapshot);
+        fn rbd_list_children3(Handle, *mut LinkedImage, *mut usize) -> c_int;
+        fn rbd_linked_image_spec_list_cleanup(*mut LinkedImage, usize);
+        fn rbd_clone3(Handle, Text, Text, Handle, Text, Handle) -> c_int;
+        fn rbd_image_options_create(*mut Handle);
+        fn rbd_image_options_set_uint64(Handle, c_int, u64) -> c_int;
+        fn rbd_image_options_destroy(Handle);
         fn rbd_config_image_list(Handle, *mut ConfigOption, *mut c_int) -> c_int;
         fn rbd_config_image_list_cleanup(*mut ConfigOption, c_int);
         fn rbd_lock_acquire(Handle, c_int) -> c_int;

@@ -1,6 +1,6 @@
 //! librados and librbd behind safe handles. The only directory that calls them: `load` has their
-//! functions, `cluster` connections, `omap` objects, `image` images, `snapshots` their snapshots,
-//! `completions` what is reported by their threads.
+//! functions, `cluster` connections, `omap` objects, `image` images, `snapshots` their snapshots and
+//! clones, `completions` what is reported by their threads.
 //!
 //! # How the unsafe code is fenced
 //!
@@ -32,6 +32,7 @@ pub(crate) use completions::CompletionQueue;
 pub(crate) use image::Image;
 use load::{Api, Handle};
 pub(crate) use omap::Change;
+pub(crate) use snapshots::{IN_TRASH, Snapshot, clone_snapshot};
 
 /// The errno of a call that returns a negative one.
 fn check(code: c_int) -> Result<c_int, Errno> {

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, TestRunner};
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
 use crate::ceph::{ClusterConfig, ImageName};
 use crate::ceph_client::tests::{cluster, signal, tool};
-use crate::rbd::{DataClient, examine};
+use crate::rbd::{DataClient, ImageError, ImageSnapshot, examine};
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};
 
@@ -274,6 +274,53 @@ fn a_protected_snapshot_is_served_read_only_as_it_was() {
     let missing =
         BackingConfig { read_only: true, ..self::config(&missing, &cluster("nvmfd"), 4096) };
     says(BackingDevice::open(&missing).map(Arc::new), &["no snapshot", "@none"]);
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn image_snapshots_are_taken_and_removed_by_the_owner_of_the_lock_alone() {
+    let ([(mut bench, owner), (_, other)], name) = with_two_gateways();
+    owner.acquire(&[]).unwrap();
+    let [owner, other] = [owner, other].map(|it| Arc::clone(it.image().unwrap()));
+    let refused = |outcome: Result<(), ImageError>, parts: &[&str]| {
+        let said = outcome.expect_err("should be refused").sentence;
+        parts.iter().for_each(|part| assert!(said.contains(part), "{said:?} lacks {part:?}"));
+    };
+    assert_eq!(bench.write(0, 4096, 0x11, false), Ok(()));
+    refused(other.create_snapshot("a"), &["not hold the lock of", &name.to_string()]);
+    assert_eq!(owner.create_snapshot("a"), Ok(()));
+    assert_eq!(bench.write(0, 4096, 0x22, false), Ok(()));
+    refused(owner.create_snapshot("a"), &["has a snapshot a already"]);
+    refused(other.protect_snapshot("a"), &["not hold the lock"]);
+    assert_eq!((owner.protect_snapshot("a"), owner.protect_snapshot("a")), (Ok(()), Ok(())));
+    let clone: ImageName = format!("{name}-clone").parse().unwrap();
+    refused(other.clone_snapshot("b", &clone), &["no snapshot", "@b"]);
+    assert_eq!(other.clone_snapshot("a", &clone), Ok(()));
+    refused(owner.clone_snapshot("a", &clone), &[&format!("an image {clone} already")]);
+    let elsewhere = "none/clone".parse().unwrap();
+    refused(owner.clone_snapshot("a", &elsewhere), &["no such pool"]);
+    for image in [&owner, &other] {
+        let all = image.snapshots().unwrap();
+        let [ImageSnapshot { name, size_bytes: SIZE, is_protected: true, clones, .. }] = &all[..]
+        else {
+            panic!("{all:?}")
+        };
+        assert_eq!((name.as_str(), clones), ("a", &vec![clone.to_string()]));
+    }
+    let mut copy = Bench::new(8);
+    copy.ring.attach(STORE, open(&clone, &cluster("admin")).unwrap()).unwrap();
+    assert_eq!(copy.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(copy.write(0, 4096, 0x33, false), Ok(()));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x22; 4096]));
+    drop(copy);
+    refused(other.remove_snapshot("a", false), &["not hold the lock"]);
+    refused(owner.remove_snapshot("a", false), &["@a has clones", &clone.to_string()]);
+    refused(owner.remove_snapshot("b", false), &["no snapshot", "@b"]);
+    tool(&format!("rbd rm --no-progress {clone}"));
+    assert_eq!(owner.remove_snapshot("a", true), Ok(()));
+    assert_eq!(owner.snapshots().unwrap().len(), 1);
+    assert_eq!(owner.remove_snapshot("a", false), Ok(()));
+    assert_eq!(owner.snapshots(), Ok(vec![]));
 }
 
 #[test]
