@@ -20,8 +20,8 @@ export LC_ALL := C
 
 PACKAGES := gcc libc6-dev
 # What tests ask besides: tshark for what is on the wire; headers that types are compared with; jq, fio and valgrind for measuring;
-# scripts run under each awk.
-TEST_PACKAGES := tshark libibverbs-dev librdmacm-dev pkg-config jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox
+# scripts run under each awk; file systems with reflinks.
+TEST_PACKAGES := tshark libibverbs-dev librdmacm-dev pkg-config jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox xfsprogs btrfs-progs
 # The bindgen of rdma-sys reads headers with libclang 14 or 15 alone. Only `layouts` needs it.
 LIBCLANG_PATH ?= $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
 

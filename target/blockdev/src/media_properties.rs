@@ -19,7 +19,8 @@ use nix::sys::statfs::fstatfs;
 
 use super::sysfs::Device;
 
-const BTRFS: u32 = 0x9123_683e;
+/// `f_type` of statfs(2).
+pub(crate) const BTRFS: u32 = 0x9123_683e;
 const ZFS: u32 = 0x2fc1_2fc1;
 const BCACHEFS: u32 = 0xca45_1a4e;
 const TMPFS: u32 = 0x0102_1994;

@@ -11,12 +11,16 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, ioctl_ficlone};
+use rustix::fs::{
+    IFlags, XattrFlags, fgetxattr, fsetxattr, fstatfs, ioctl_ficlone, ioctl_getflags,
+    ioctl_setflags,
+};
 use rustix::io::Errno;
 
 use super::backing::Kind;
 use super::device::BackingDevice;
 use super::hold::{BLOCK_SIZE, is_same};
+use super::media_properties::BTRFS;
 use crate::durable;
 
 /// A copy that has no name yet.
@@ -112,14 +116,37 @@ impl Reflink {
     /// # Errors
     /// The file system does not copy it so.
     pub(crate) fn copy(&self, from: &File) -> Result<(), ReflinkError> {
+        self.adopt_nocow(from);
         ioctl_ficlone(&self.file, from).map_err(|errno| match errno {
             Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS => unsupported(&self.directory),
             Errno::XDEV => ReflinkError::new(
                 format!("{} is in another file system than the file", self.path.display()),
                 ELSEWHERE,
             ),
+            Errno::INVAL if is_btrfs(from) => ReflinkError::new(
+                format!("btrfs shares no blocks between the file and {}", self.path.display()),
+                "one of them has checksums and the other one has none (`nodatasum`): mount it as \
+                 when the file was created",
+            ),
             errno => ReflinkError::failed("copy to", &self.path, &errno.into()),
         })
+    }
+
+    /// Gives the empty file the attribute NOCOW of another one (`chattr +C`), or takes it away where its
+    /// directory has it: btrfs shares no blocks between files with and without checksums.
+    fn adopt_nocow(&self, from: &File) {
+        let (Ok(other), Ok(own)) = (ioctl_getflags(from), ioctl_getflags(&self.file)) else {
+            return;
+        };
+        let nocow = other & IFlags::NOCOW;
+        if own & IFlags::NOCOW == nocow {
+            return;
+        }
+        // What its directory says of compression goes before: btrfs has one of both only. The copy
+        // that follows reports what is not possible.
+        for flags in [IFlags::empty(), nocow] {
+            let _ = ioctl_setflags(&self.file, flags);
+        }
     }
 
     /// Gives it the owner of another file.
@@ -215,6 +242,10 @@ impl BackingDevice {
         let file = self.file.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         Ok(file.metadata()?.mode())
     }
+}
+
+fn is_btrfs(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|system| system.f_type as u32 == BTRFS)
 }
 
 fn unsupported(directory: &Path) -> ReflinkError {

@@ -13,7 +13,12 @@ const FILE: Range = Range { nsid: 1, slba: 0, block_bytes: 4096 };
 const RAM: Range = Range { nsid: 2, slba: 0, block_bytes: 512 };
 
 /// First blocks and ends of the allocated blocks from there on, and whether these are all.
-fn allocated(host: &mut Host, nsid: u32, slba: u64, bytes: usize) -> (Vec<(u64, u64)>, bool) {
+pub(crate) fn allocated(
+    host: &mut Host,
+    nsid: u32,
+    slba: u64,
+    bytes: usize,
+) -> (Vec<(u64, u64)>, bool) {
     let mndw_z = (bytes / 4 - 1) as u32;
     let get = GetLbaStatus { nsid, slba, mndw_z, rl: 0, action: ActionType::ALLOCATED };
     let mut list = vec![0xEE; bytes];
