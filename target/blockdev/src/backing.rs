@@ -124,6 +124,8 @@ pub enum Condition {
     Sound,
     /// It ends at this offset, inside the namespace. A removed device ends at 0.
     Shortened(u64),
+    /// It was truncated since it was opened, and has its full size again.
+    Refilled,
     /// An access failed with this errno.
     Failing(i32),
 }

@@ -27,6 +27,7 @@ use super::hold::{Hold, Inode, Stamp};
 use super::open_error::OpenError;
 use super::rbd::image::Image;
 use super::step::Space;
+use super::truncation::Truncation;
 use crate::{durable, lock};
 
 /// An opened backing store, on which the ring of every reactor operates, through an `Arc`.
@@ -37,6 +38,8 @@ pub struct BackingDevice {
     pub(super) file: Option<Arc<File>>,
     /// For [`Kind::Rbd`].
     pub(super) image: Option<Arc<Image>>,
+    /// For a file.
+    pub(super) truncation: Truncation,
     /// For files and devices: the lock that prevents others from serving them.
     pub(super) hold: Option<Arc<Hold>>,
     /// Set if opening created the file: its attributes at that time.
@@ -128,7 +131,27 @@ impl BackingDevice {
             return condition;
         }
         let Some(hold) = &self.hold else { return Condition::Sound };
-        self.condition(hold, thorough, || hold.len_bytes(self.kind, self.health.allocation()))
+        let measure = || hold.len_bytes(self.kind, self.health.allocation());
+        match self.condition(hold, thorough, measure) {
+            Condition::Sound if self.truncation.has_happened() => Condition::Refilled,
+            Condition::Sound => {
+                self.expect_truncation();
+                Condition::Sound
+            }
+            condition => condition,
+        }
+    }
+
+    /// Has a truncation of a file noticed from now on. May block on the device.
+    pub(super) fn expect_truncation(&self) {
+        let Some(file) = self.file.as_ref().filter(|_| self.kind == Kind::File) else { return };
+        if let Err(error) = self.truncation.follow(file, &self.size_bytes) {
+            tracing::warn!(
+                "{}: cannot map its last page: {error}; that it was truncated is only noticed while it \
+                 is shorter",
+                self.name
+            );
+        }
     }
 
     /// The condition of a store whose size `measure` finds. The namespace may get another size
@@ -232,6 +255,7 @@ impl BackingDevice {
             kind,
             file,
             image: None,
+            truncation: Truncation::default(),
             hold: None,
             made_as: None,
             sync_files: Mutex::default(),
@@ -473,6 +497,24 @@ impl BackingDevice {
             self.remedy_of_shortened()
         ));
         Health::NOT_READY
+    }
+
+    /// It is not served any more if an examination has found that it was truncated, or that its
+    /// device was removed.
+    pub(crate) fn fail_truncated(&self, condition: Condition) {
+        let what = match condition {
+            Condition::Shortened(bytes) => format!(
+                "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened while \
+                 being served, or its device was removed",
+                self.size_bytes()
+            ),
+            Condition::Refilled => "was truncated and filled again while being served: it is not \
+                                    what hosts have written"
+                .to_owned(),
+            Condition::Sound | Condition::Failing(_) => return,
+        };
+        self.note_shortened();
+        self.set_down(&format!("{what}; {}", self.remedy_of_shortened()));
     }
 
     /// For a file or an image: even if it is extended again, its data are lost.

@@ -37,6 +37,7 @@ mod sysfs;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod truncation;
 pub mod uring;
 
 pub use allocation::{Allocation, FileSystemSpace, SpaceState};

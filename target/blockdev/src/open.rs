@@ -312,8 +312,10 @@ fn open_path(
             let hold = Hold::new(Arc::clone(&file), &meta, claim, owner);
             let mut backing = finish(kind, Arc::clone(&file), name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
-            backing.made_as = file.metadata().ok().filter(|_| created).map(|meta| Stamp::of(&meta));
             backing.is_long(found_bytes);
+            backing.expect_truncation();
+            // That allocates a page of a file in memory.
+            backing.made_as = file.metadata().ok().filter(|_| created).map(|meta| Stamp::of(&meta));
             Ok(backing)
         }
         Err(error) => {

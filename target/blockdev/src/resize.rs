@@ -53,6 +53,7 @@ impl BackingDevice {
     /// progress.
     pub fn resize(&self, bytes: u64) {
         self.size_bytes.store(bytes, Ordering::Relaxed);
+        self.truncation.end_at(bytes);
         if let (Kind::Ram, Some(file)) = (self.kind(), &self.file) {
             // If memory cannot be freed, no data are affected.
             let _ = file.set_len(bytes);

@@ -57,7 +57,8 @@ fn copies_between_files_and_namespaces_preserve_holes() {
     fs::write(&small, &bytes[..3 * PART]).expect("written");
 
     // All of the namespace has other data before.
-    fs::write(target.directory().join("disk1.img"), vec![0x5A; 64 << 20]).expect("written");
+    let disk = File::options().write(true).open(target.directory().join("disk1.img"));
+    disk.expect("there").write_all_at(&vec![0x5A; 64 << 20], 0).expect("written");
     let json = copy(&path("image"), &first, &["--verify"]).good().json();
     let number = |json: &Value, name: &str| json[name].as_u64().expect("a number");
     assert_eq!(number(&json, "size_bytes"), bytes.len() as u64);
@@ -209,7 +210,8 @@ fn a_copy_to_a_file_that_was_made_anew_or_shortened_does_not_continue() {
     fs::write(&config, target.config_text(&limit.replace("HOST", HOST))).expect("written");
     target.take().stop(std::time::Instant::now() + std::time::Duration::from_secs(10));
     // Of a hole nothing is read.
-    fs::write(target.directory().join("disk1.img"), vec![0x5A; 64 << 20]).expect("written");
+    let disk = File::options().write(true).open(target.directory().join("disk1.img"));
+    disk.expect("there").write_all_at(&vec![0x5A; 64 << 20], 0).expect("written");
     let daemon = Daemon::start(&config);
     while !target.nvmf("id-ctrl", &[]).text().contains("nvmfd") {
         std::thread::sleep(std::time::Duration::from_millis(100));

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use initiator::Host;
 use serde_json::{Value, json};
@@ -123,6 +124,44 @@ fn a_damaged_journal_of_changes_keeps_the_daemon_from_starting() {
     assert!(said.contains("changes.json") && said.contains("move that file away"), "{said}");
 }
 
+/// The administrator trusts a namespace.
+fn trust(daemon: &Daemon, nsid: usize) {
+    let trust = format!("/v1/subsystems/{NQN}/namespaces/{nsid}/trust");
+    let trusted = ask(&daemon.socket(), "POST", &trust, "{}");
+    assert_eq!(trusted.0, 200, "{}", trusted.1);
+    assert_eq!(states(daemon)[nsid - 1], "serving");
+}
+
+/// It truncates the file, and has its length again long before the next examination.
+#[test]
+fn a_file_that_cp_overwrites_in_service_is_served_only_after_trust() {
+    let [at, one, two, three] = ["127.0.47.15", "127.0.47.16", "127.0.47.17", "127.0.47.18"];
+    let daemon = daemon(at, one);
+    let image = |name: &str| daemon.directory.path().join(name);
+    let mut host = host_at(at, two, super::nqn()).expect("a connection");
+    // Readers, and an administrator who makes room for growth.
+    fs::copy(image("3.img"), image("backup")).unwrap();
+    fs::File::options().write(true).open(image("3.img")).unwrap().set_len(2 << 20).unwrap();
+    fs::File::options().write(true).open(image("3.img")).unwrap().set_len(1 << 20).unwrap();
+    let copied = Command::new("cp").arg(image("2.img")).arg(image("4.img")).status().unwrap();
+    assert!(copied.success());
+    super::eventually("it is noticed", || states(&daemon)[3] == "untrusted");
+    assert_eq!(states(&daemon), ["serving", "serving", "serving", "untrusted"]);
+    serves(&mut host, &[1, 2, 3]);
+    let degraded = daemon.get("/v1/status")["degraded"].to_string();
+    assert!(degraded.contains("its file was shortened"), "{degraded}");
+    host.disconnect();
+    let daemon = Daemon::begin(daemon.stop());
+    assert_eq!(states(&daemon)[3], "untrusted");
+    trust(&daemon, 4);
+    let mut host = host_at(at, three, super::nqn()).expect("a connection");
+    let mut read = vec![0; 4096];
+    host.read(range(4), &mut read).expect("read");
+    assert_eq!(read, block(2));
+    host.disconnect();
+    daemon.stop();
+}
+
 /// Hosts have flushed blocks that the other file does not have.
 #[test]
 fn a_file_replaced_in_service_is_not_served_after_a_restart_until_trusted() {
@@ -144,10 +183,7 @@ fn a_file_replaced_in_service_is_not_served_after_a_restart_until_trusted() {
         degraded.contains("is not known to be the one that hosts have written to"),
         "{degraded}"
     );
-    let trust = format!("/v1/subsystems/{NQN}/namespaces/3/trust");
-    let trusted = ask(&daemon.socket(), "POST", &trust, "{}");
-    assert_eq!(trusted.0, 200, "{}", trusted.1);
-    assert_eq!(states(&daemon)[2], "serving");
+    trust(&daemon, 3);
     let daemon = Daemon::begin(daemon.stop());
     assert_eq!(states(&daemon)[2], "serving", "it stays trusted");
     let mut host = host_at(at, three, super::nqn()).expect("a connection");

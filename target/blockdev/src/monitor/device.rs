@@ -165,10 +165,12 @@ impl MonitoredDevice {
         detachment(backing, detached, is_recorded)
     }
 
-    /// At exit: logs a store that the next start will not find at its path.
+    /// At exit: logs a store that the next start will not find at its path, or that was truncated
+    /// since it was last examined.
     pub(super) fn report_detached(&self) {
         let backing = self.backing();
         self.check_path(&backing);
+        backing.fail_truncated(backing.inspect(false));
         if let Some(detached) = self.health.detached() {
             error!("{}: the daemon stops while {}", self.place, self.describe(&backing, detached));
         }

@@ -384,7 +384,7 @@ impl Shared {
             return;
         }
         match condition {
-            Condition::Sound if health.is_shortened() => {
+            Condition::Sound | Condition::Refilled if health.is_shortened() => {
                 return device.log_once(
                     "is whole again, and waits for `nvmfctl namespace trust`: it was shortened \
                      meanwhile, so what hosts find there may not be what they have written",
@@ -408,15 +408,9 @@ impl Shared {
                 }
                 return;
             }
-            Condition::Shortened(bytes) => {
-                backing.note_shortened();
-                backing.set_down(&format!(
-                    "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened \
-                     while being served, or its device was removed; {}",
-                    backing.size_bytes(),
-                    backing.remedy_of_shortened()
-                ));
-            }
+            // Trusted meanwhile: that is another open file.
+            Condition::Refilled if !Arc::ptr_eq(&device.backing(), &backing) => return,
+            Condition::Shortened(_) | Condition::Refilled => backing.fail_truncated(condition),
             Condition::Failing(errno) if is_gone(errno) || moved() => {
                 let said = nix::errno::Errno::from_raw(errno).desc();
                 backing.set_down(&format!("is gone ({said}): attach or mount it again"));
@@ -502,6 +496,7 @@ impl Shared {
         match fresh.inspect(true) {
             Condition::Sound => {}
             Condition::Shortened(bytes) => return Err(format!("it ends at byte {bytes}")),
+            Condition::Refilled => return Err("it was truncated again".to_owned()),
             Condition::Failing(_) => return Err("it still fails".to_owned()),
         }
         fresh.synchronise().map_err(|error| format!("it fails again: {error}"))?;

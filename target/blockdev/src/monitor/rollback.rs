@@ -103,6 +103,7 @@ impl Shared {
         match fresh.inspect(true) {
             Condition::Sound => {}
             Condition::Shortened(bytes) => return Err(format!("the copy ends at byte {bytes}")),
+            Condition::Refilled => return Err("the copy was truncated".to_owned()),
             Condition::Failing(_) => return Err("the copy cannot be read".to_owned()),
         }
         self.put(device, old, fresh)

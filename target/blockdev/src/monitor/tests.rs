@@ -3,6 +3,7 @@
 mod bench;
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::monitor::*;
@@ -39,6 +40,74 @@ fn a_shortened_file_is_detected_without_io_and_served_after_trust() {
     assert_eq!((bench.read(0), bench.read(SIZE - 4096)), (Ok(0x11), Ok(0)));
     assert_eq!((bench.write(0, 0x44), bench.flush()), (Ok(()), Ok(())));
     assert!(bench.pool.is_full());
+}
+
+/// As `cp` and `dd` do between two examinations, which find the right length then.
+#[test]
+fn a_file_that_is_truncated_and_filled_again_is_served_only_after_trust() {
+    let records = Arc::new(MemoryTrust::default());
+    let of = || records.of(uuid::Uuid::from_u128(1)).shortened;
+    let mut bench = Bench::new();
+    bench.restart(&records, || {});
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.refill(0x77);
+    bench.until("it is recorded", |_| of());
+    assert_eq!((bench.read(0), bench.flush()), (NOT_READY, Err(Health::NOT_READY)));
+    bench.restart(&records, || {});
+    assert!(bench.device.health().is_untrusted());
+    assert_eq!((bench.read(0), bench.trust()), (NOT_READY, (Ok(()), true)));
+    assert_eq!((bench.read(0), of()), (Ok(0x77), false));
+    // It is not trusted for ever.
+    bench.refill(0x78);
+    bench.until("it is recorded", |_| of());
+    assert_eq!((bench.read(0), bench.trust(), bench.read(0)), (NOT_READY, (Ok(()), true), Ok(0x78)));
+    // Just before the stop.
+    lock(&bench.device.check).next_check += Duration::from_secs(3600);
+    fs::write(bench.path(), vec![0x79; SIZE as usize]).unwrap();
+    bench.monitor.report_detached(Instant::now() + Duration::from_secs(30));
+    bench.monitor.stop(Instant::now() + Duration::from_secs(30));
+    assert!(of());
+}
+
+#[test]
+fn reads_writes_and_changes_of_size_of_a_served_file_are_no_truncation() {
+    let mut bench = Bench::new();
+    let file = OpenOptions::new().read(true).write(true).open(bench.path()).unwrap();
+    let sound = |bench: &Bench, what: &str| {
+        // Twice: the second one finds what the first one has prepared.
+        for _ in 0..2 {
+            assert_eq!(bench.device.backing().inspect(true), Condition::Sound, "{what}");
+        }
+    };
+    for at in (0..SIZE).step_by(4096) {
+        assert_eq!(bench.write(at, 0x11), Ok(()));
+    }
+    sound(&bench, "writes of hosts");
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: SIZE }).0, Ok(()));
+    sound(&bench, "Deallocate");
+    fs::read(bench.path()).unwrap();
+    file.write_all_at(&[0x22; 8192], SIZE - 8192).unwrap();
+    file.sync_all().unwrap();
+    sound(&bench, "another process");
+    // A namespace grows after its file, and its file shrinks after the namespace.
+    let device = Arc::clone(&bench.device);
+    file.set_len(SIZE * 2).unwrap();
+    sound(&bench, "a longer file");
+    device.resize(SIZE * 2);
+    sound(&bench, "a larger namespace");
+    device.resize(SIZE);
+    file.set_len(SIZE).unwrap();
+    sound(&bench, "a smaller namespace");
+    device.resize(SIZE / 2 + 512);
+    file.set_len(SIZE / 2 + 512).unwrap();
+    sound(&bench, "the end within a page");
+    // Whoever adds bytes and removes them changes nothing that is served.
+    file.set_len(SIZE).unwrap();
+    file.set_len(SIZE / 2 + 512).unwrap();
+    sound(&bench, "the end as before");
+    file.set_len(4096).unwrap();
+    file.set_len(SIZE).unwrap();
+    assert_eq!(device.backing().inspect(false), Condition::Refilled);
 }
 
 /// It cannot be opened again, because this daemon has its lock.

@@ -703,16 +703,17 @@ mod tests {
             controller.events.acknowledge(Event::NamespaceAttribute);
             changed
         };
+        let none: [u32; 0] = [];
         health.set_down();
-        assert_eq!(changed(&mut controller), [], "the host does not know it");
+        assert_eq!(changed(&mut controller), none, "the host does not know it");
         controller.reported_not_ready(nsid);
-        assert_eq!(changed(&mut controller), [], "it is not ready yet");
+        assert_eq!(changed(&mut controller), none, "it is not ready yet");
         health.set_up();
         assert_eq!(changed(&mut controller), [nsid]);
-        assert_eq!(changed(&mut controller), [], "once");
+        assert_eq!(changed(&mut controller), none, "once");
         controller.reported_not_ready(nsid);
         set(&mut controller, 0);
-        assert_eq!(changed(&mut controller), [], "the next host has not asked");
+        assert_eq!(changed(&mut controller), none, "the next host has not asked");
     }
 
     #[test]

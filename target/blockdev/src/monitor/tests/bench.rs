@@ -193,6 +193,19 @@ impl Bench {
         file.set_len(8192).unwrap();
     }
 
+    /// Truncates the served file and fills it again before it is examined.
+    pub(in crate::monitor) fn refill(&self, byte: u8) {
+        loop {
+            let state = lock(&self.monitor.shared.state);
+            if state.busy.is_empty() {
+                lock(&self.device.check).next_check += Duration::from_secs(3600);
+                break;
+            }
+        }
+        fs::write(self.path(), vec![byte; SIZE as usize]).unwrap();
+        lock(&self.device.check).next_check = Instant::now();
+    }
+
     /// Replaces the served file by another file.
     pub(in crate::monitor) fn exchange(&self, size: u64, byte: u8) {
         let other = self.dir.join("other");
