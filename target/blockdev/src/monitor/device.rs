@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nvme::Nqn;
 use tracing::{error, info, warn};
 
+use super::file_events::{TOUCH_INTERVAL, Watch};
 use super::{CHECK_INTERVAL, Distrust, RETRY_INTERVAL, RETRY_INTERVAL_MAX, TrustRecord, lock};
 use crate::{BackingConfig, BackingDevice, BackingKind, Detached, DeviceId, Health, Inode};
 
@@ -39,11 +40,16 @@ pub struct MonitoredDevice {
     resizes: AtomicU32,
     /// No longer served.
     pub(super) retired: AtomicBool,
+    pub(super) watch: Mutex<Watch>,
+    /// Its file was opened or closed since it was last examined.
+    pub(super) touched: AtomicBool,
 }
 
 #[derive(Debug)]
 pub(super) struct CheckState {
     pub(super) next_check: Instant,
+    /// From when on it is examined because its file was opened or closed.
+    next_touch: Instant,
     pub(super) next_record: Instant,
     pub(super) pause: Duration,
     /// Why it could not be reopened, as last logged.
@@ -73,11 +79,14 @@ impl MonitoredDevice {
             current: Mutex::new(Arc::new(backing)),
             check: Mutex::new(CheckState {
                 next_check: Instant::now() + CHECK_INTERVAL,
+                next_touch: Instant::now(),
                 next_record: Instant::now(),
                 pause: RETRY_INTERVAL,
                 last_reason: String::new(),
             }),
             retired: AtomicBool::new(false),
+            watch: Mutex::default(),
+            touched: AtomicBool::new(false),
         }
     }
 
@@ -300,7 +309,17 @@ impl MonitoredDevice {
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let watched =
             matches!(self.config.kind, BackingKind::File { .. } | BackingKind::Rbd { .. });
-        watched && lock(&self.check).next_check <= now
+        watched && self.due_at() <= now
+    }
+
+    /// When it is examined next. Whoever opens and closes its file all the time delays no other
+    /// device by that, nor has one examined early that is down.
+    pub(super) fn due_at(&self) -> Instant {
+        let check = lock(&self.check);
+        match self.touched.load(Ordering::Relaxed) && !self.health.is_down() {
+            true => check.next_check.min(check.next_touch),
+            false => check.next_check,
+        }
     }
 
     /// Schedules the next examination: soon after a failure, then at increasing intervals.
@@ -310,6 +329,7 @@ impl MonitoredDevice {
         let pause = if wrong { check.pause } else { CHECK_INTERVAL };
         check.pause = if wrong { (pause * 2).min(RETRY_INTERVAL_MAX) } else { RETRY_INTERVAL };
         check.next_check = Instant::now() + pause;
+        check.next_touch = Instant::now() + TOUCH_INTERVAL;
     }
 }
 

@@ -15,6 +15,7 @@
 //! A store keeps its id when it is opened again, so commands and namespaces do not notice.
 
 mod device;
+mod file_events;
 mod rollback;
 mod space;
 mod standby;
@@ -32,12 +33,14 @@ use tracing::{error, info, warn};
 use crate::blocking::BlockingPool;
 use crate::{BackingDevice, Condition, DeviceId, Kind, lock};
 pub use device::{MonitoredDevice, ResizeGuard};
+use file_events::FileEvents;
 pub use standby::IsCurrent;
 pub use trust::{Distrust, TrustRecord, TrustRecords};
 
 /// Interval of examinations after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
-/// Interval of examinations without a failure: truncation of a file is not reported.
+/// Interval of examinations without a failure. Truncation of a file that was open before is not
+/// reported.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest interval of attempts to reopen a failed store.
 const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(2);
@@ -93,6 +96,7 @@ struct Shared {
     state: Mutex<MonitorState>,
     wake: Arc<Condvar>,
     file_systems: space::FileSystems,
+    events: Option<FileEvents>,
 }
 
 #[derive(Debug, Default)]
@@ -129,7 +133,10 @@ impl DeviceMonitor {
         let state = Mutex::new(MonitorState { tasks: 2, busy, ..MonitorState::default() });
         let rings = Box::new(rings);
         let (wake, file_systems) = (Arc::default(), space::FileSystems::default());
-        let shared = Arc::new(Shared { rings, pool, state, wake, file_systems });
+        let events = FileEvents::new();
+        let shared = Arc::new(Shared { rings, pool, state, wake, file_systems, events });
+        let own = Arc::clone(&shared);
+        shared.pool.spawn(move || own.pass_events())?;
         let ended = Mutex::new(begin_work(&shared)?);
         begin_work(&shared)?;
         Ok(DeviceMonitor { shared, ended })
@@ -241,6 +248,7 @@ impl DeviceMonitor {
         let (devices, closing) = (take(&mut state.devices), take(&mut state.closing));
         drop(state);
         self.shared.wake.notify_all();
+        self.shared.events.iter().for_each(FileEvents::stop);
         devices.iter().for_each(|device| self.shared.stop_recording(device));
         drop((devices, closing));
         let left = deadline.saturating_duration_since(Instant::now());
@@ -266,7 +274,7 @@ fn work(shared: &Arc<Shared>) {
         let Some((place, work)) = state.next_due() else {
             // A store that is being closed may have to be opened again.
             wait = if state.closing.is_empty() {
-                RETRY_INTERVAL
+                state.longest_wait()
             } else {
                 (wait / 2).max(CLOSE_POLL_INTERVAL)
             };
@@ -315,7 +323,8 @@ impl MonitorState {
             }
             None => {
                 let place = |it: &MonitoredDevice| it.place_now.load(Ordering::Relaxed);
-                let due = self.devices.iter().find(|it| is_free(place(it)) && it.is_due(now))?;
+                let due = self.devices.iter().filter(|it| is_free(place(it)) && it.is_due(now));
+                let due = due.min_by_key(|it| it.due_at())?;
                 (place(due), Work::Look(Arc::clone(due)))
             }
         };
@@ -350,6 +359,7 @@ impl Shared {
                 self.rings.wake();
             }
             Work::Look(device) => {
+                device.touched.store(false, Ordering::Relaxed);
                 if !device.retired.load(Ordering::Relaxed) {
                     self.look(&device);
                 }
@@ -367,6 +377,9 @@ impl Shared {
     /// Examines a store and acts on the result.
     fn look(&self, device: &MonitoredDevice) {
         let (backing, health) = (device.backing(), &device.health);
+        if let Some(events) = &self.events {
+            events.watch(device, &backing);
+        }
         let thorough = health.is_suspect() || health.is_down();
         health.clear_suspicion();
         // A rollback exchanges what is at its path, and then what is served.

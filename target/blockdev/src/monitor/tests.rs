@@ -3,6 +3,7 @@
 mod bench;
 
 use std::fs::{self, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -48,6 +49,8 @@ fn a_file_that_is_truncated_and_filled_again_is_served_only_after_trust() {
     let records = Arc::new(MemoryTrust::default());
     let of = || records.of(uuid::Uuid::from_u128(1)).shortened;
     let mut bench = Bench::new();
+    // Only what is left of it is noticed, and not that the file is opened.
+    bench.monitor.shared.events.iter().for_each(FileEvents::stop);
     bench.restart(&records, || {});
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
     bench.refill(0x77);
@@ -60,13 +63,47 @@ fn a_file_that_is_truncated_and_filled_again_is_served_only_after_trust() {
     // It is not trusted for ever.
     bench.refill(0x78);
     bench.until("it is recorded", |_| of());
-    assert_eq!((bench.read(0), bench.trust(), bench.read(0)), (NOT_READY, (Ok(()), true), Ok(0x78)));
+    assert_eq!(
+        (bench.read(0), bench.trust(), bench.read(0)),
+        (NOT_READY, (Ok(()), true), Ok(0x78))
+    );
     // Just before the stop.
     lock(&bench.device.check).next_check += Duration::from_secs(3600);
     fs::write(bench.path(), vec![0x79; SIZE as usize]).unwrap();
     bench.monitor.report_detached(Instant::now() + Duration::from_secs(30));
     bench.monitor.stop(Instant::now() + Duration::from_secs(30));
     assert!(of());
+}
+
+#[test]
+fn a_file_that_was_opened_or_closed_is_examined_at_once() {
+    let mut bench = Bench::new();
+    let is_watched = |bench: &Bench| lock(&bench.device.watch).descriptor.is_some();
+    bench.until("it is watched", is_watched);
+    let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+    bench.until("it is examined", |bench| !bench.device.touched.load(Ordering::Relaxed));
+    bench.postpone();
+    file.set_len(0).unwrap();
+    file.set_len(SIZE).unwrap();
+    drop(file);
+    bench.until("it is down", |bench| bench.device.health().is_down());
+    assert_eq!(bench.trust(), (Ok(()), true));
+    // What is served now has another open file.
+    lock(&bench.device.check).next_check = Instant::now();
+    bench.until("that is watched", |bench| {
+        lock(&bench.device.watch).of.as_ptr() == Arc::as_ptr(&bench.device.backing())
+    });
+    bench.postpone();
+    fs::write(bench.path(), vec![0x77; SIZE as usize]).unwrap();
+    bench.until("it is down", |bench| bench.device.health().is_down());
+    // The watch of a file that is not served ends with its next event.
+    let events = bench.monitor.shared.events.as_ref().unwrap();
+    let watches = format!("/proc/self/fdinfo/{}", events.inotify.as_fd().as_raw_fd());
+    let has_watches = move || fs::read_to_string(&watches).unwrap().contains("inotify wd");
+    assert!(has_watches());
+    bench.monitor.remove(&bench.device);
+    fs::read(bench.path()).unwrap();
+    bench.until("it is not watched", |_| !has_watches());
 }
 
 #[test]
@@ -523,6 +560,31 @@ fn devices_of_a_file_system_are_checked_one_at_a_time() {
     );
     state.busy.retain(|place| *place != 7);
     assert_eq!(whose(state.next_due()), "7: hangs 0");
+    monitor.stop(Instant::now() + Duration::from_secs(20));
+}
+
+/// Whoever opens a file all the time has neither others of its file system wait, nor a failed device
+/// examined more often.
+#[test]
+fn a_file_that_is_opened_all_the_time_delays_no_other_device() {
+    let Bench { monitor, device, dir, own: _own, .. } = Bench::new();
+    let mut state = MonitorState::default();
+    for name in ["touched", "other"] {
+        let kind = BackingKind::File { path: dir.join(name), size: Some(SIZE) };
+        let config = BackingConfig { kind, ..device.config.clone() };
+        let backing = BackingDevice::open(&config).unwrap();
+        let store = MonitoredDevice::new(STORE, name.to_owned(), config, backing);
+        lock(&store.check).next_check = Instant::now();
+        state.devices.push(Arc::new(store));
+    }
+    let touched = Arc::clone(&state.devices[0]);
+    touched.reschedule();
+    touched.touched.store(true, Ordering::Relaxed);
+    assert!(touched.due_at() < lock(&touched.check).next_check);
+    let due = state.next_due().map(|(_, work)| work);
+    assert!(matches!(due, Some(Work::Look(store)) if store.place == "other"));
+    touched.health.set_down();
+    assert_eq!(touched.due_at(), lock(&touched.check).next_check);
     monitor.stop(Instant::now() + Duration::from_secs(20));
 }
 

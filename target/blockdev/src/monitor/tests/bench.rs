@@ -195,15 +195,20 @@ impl Bench {
 
     /// Truncates the served file and fills it again before it is examined.
     pub(in crate::monitor) fn refill(&self, byte: u8) {
+        self.postpone();
+        fs::write(self.path(), vec![byte; SIZE as usize]).unwrap();
+        lock(&self.device.check).next_check = Instant::now();
+    }
+
+    /// The device is not examined for an hour unless there is a reason.
+    pub(in crate::monitor) fn postpone(&self) {
         loop {
             let state = lock(&self.monitor.shared.state);
             if state.busy.is_empty() {
                 lock(&self.device.check).next_check += Duration::from_secs(3600);
-                break;
+                return;
             }
         }
-        fs::write(self.path(), vec![byte; SIZE as usize]).unwrap();
-        lock(&self.device.check).next_check = Instant::now();
     }
 
     /// Replaces the served file by another file.
