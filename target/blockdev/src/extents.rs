@@ -79,7 +79,7 @@ impl ExtentSearch {
     ///
     /// The time is looked at between two calls of lseek(2), and one of them may pass millions of
     /// extents, while others wait for the lock of the inode. A store whose search has taken longer is
-    /// not searched for [`PAUSE_FACTOR`] times as long.
+    /// not searched for `PAUSE_FACTOR` times as long.
     pub fn run(&self, store: &Weak<BackingDevice>, time: Duration) -> Option<AllocatedExtents> {
         let (began, opened) = (Instant::now(), store.upgrade()?);
         let pauses = lock(&opened.unsearched_until).is_some_and(|until| began < until);
