@@ -43,11 +43,11 @@ pub mod spin;
 pub mod verbs;
 pub mod zone;
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::time::Instant;
 
-use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
 pub use event::{Event, Incoming, Reason};
@@ -247,7 +247,7 @@ pub struct QpLimits {
 pub struct FabricError(pub String);
 
 /// What to do where a process may open no more descriptors: the limit in force, and how to raise it.
-pub fn descriptor_remedy() -> String {
+fn descriptor_remedy() -> String {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     format!(
         "too many open files; RLIMIT_NOFILE is {limit}: raise it (LimitNOFILE= in the systemd unit, \
@@ -255,11 +255,11 @@ pub fn descriptor_remedy() -> String {
     )
 }
 
-/// An errno in a sentence, with the remedy where descriptors are missing.
-pub(crate) fn explained(e: Errno) -> String {
-    match e {
-        Errno::EMFILE => descriptor_remedy(),
-        _ => e.desc().to_owned(),
+/// An error of the system in a sentence, with the remedy where descriptors are missing.
+pub fn explained(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => descriptor_remedy(),
+        _ => error.to_string(),
     }
 }
 

@@ -124,13 +124,9 @@ fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
 }
 
 /// Creates a mailbox for each reactor.
-fn mailboxes(reactors: usize) -> Result<(Vec<Sender>, Vec<Mailbox>), Fatal> {
+pub(crate) fn mailboxes(reactors: usize) -> Result<(Vec<Sender>, Vec<Mailbox>), Fatal> {
     let boxes = (0..reactors).map(|_| mailbox()).collect::<io::Result<_>>();
-    boxes.map_err(|error| {
-        let few = error.raw_os_error() == Some(libc::EMFILE);
-        let why = if few { rdma::descriptor_remedy() } else { error.to_string() };
-        Fatal(format!("no eventfd for a reactor: {why}"))
-    })
+    boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {}", rdma::explained(&error))))
 }
 
 impl RunningTarget {

@@ -29,6 +29,6 @@ mod timer_heap;
 mod udp;
 pub mod wire;
 
-pub use config::Options;
+pub use config::{Options, ROCE_PORT};
 pub use provider::{Group, Soft};
 pub use udp::SocketBuffers;

@@ -148,7 +148,9 @@ impl Verbs {
     pub fn new(region: Arc<Region>, load: Load) -> Result<Verbs, FabricError> {
         let api = Api::get().map_err(FabricError)?;
         let channel = EventChannel::new(api).map_err(|e| no_device(Some(e)))?;
-        let failed = |e| FabricError(format!("cannot make an epoll instance: {}", explained(e)));
+        let failed = |e: Errno| {
+            FabricError(format!("cannot make an epoll instance: {}", explained(&e.into())))
+        };
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         epoll
             .add(channel.fd(), EpollEvent::new(EpollFlags::EPOLLIN, CONNECTIONS))

@@ -124,7 +124,7 @@ fn gateway_group(config: &Config) {
 /// devices that do not survive a power loss.
 fn backing_stores(config: &Config) -> bool {
     let mut good = true;
-    let is_served = is_served(config);
+    let is_served = is_served(config) == Some(true);
     let checks = look_at_all(config, &BlockingPool::default(), is_served);
     for warning in media_warnings(&checks) {
         warn!("{warning}");
@@ -196,9 +196,11 @@ fn usable_state_directory(config: &Config) -> Option<&Path> {
     config.state_directory.as_deref().filter(|directory| directory.is_dir())
 }
 
-/// Whether a daemon has locked the state directory: it has the files, devices and addresses too.
-fn is_served(config: &Config) -> bool {
-    config.state_directory.as_deref().and_then(StateDirLock::is_held) == Some(true)
+/// Whether a daemon has locked the state directory, and so has the files, devices and addresses; none:
+/// not known. (The management socket shows nothing: this file may be what changes it, and to connect
+/// there starts the daemon where systemd listens.)
+fn is_served(config: &Config) -> Option<bool> {
+    config.state_directory.as_deref().and_then(StateDirLock::is_held)
 }
 
 /// Checks what the management API needs to start: its group, socket and address.
@@ -232,7 +234,7 @@ fn management(config: &Config) -> bool {
         && let Err(error) = TcpListener::bind(at)
     {
         match error.kind() {
-            ErrorKind::AddrInUse if is_served(config) => {}
+            ErrorKind::AddrInUse if is_served(config) == Some(true) => {}
             ErrorKind::AddrInUse => warn!(
                 "management.http {at} is in use, by this daemon or another program: it is served \
                  when it is free"

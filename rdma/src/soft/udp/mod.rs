@@ -120,7 +120,9 @@ pub(super) struct Udp {
 impl Udp {
     /// The sockets of the fabric with this index in its group.
     pub(super) fn new(shared: Arc<Shared>, index: u32) -> Result<Udp, FabricError> {
-        let failed = |e| FabricError(format!("cannot make an epoll instance: {}", explained(e)));
+        let failed = |e: Errno| {
+            FabricError(format!("cannot make an epoll instance: {}", explained(&e.into())))
+        };
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         let eventfd = shared.eventfd(index);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, eventfd.as_raw_fd() as u64);

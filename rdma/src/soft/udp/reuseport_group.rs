@@ -108,8 +108,9 @@ impl Shared {
             Ok(Member { eventfd, called: AtomicBool::new(false), strays: Mutex::default() })
         };
         let members: nix::Result<Vec<_>> = (0..count.max(1)).map(|_| member()).collect();
-        let members = members
-            .map_err(|e| FabricError(format!("no eventfd for a soft fabric: {}", explained(e))))?;
+        let members = members.map_err(|e| {
+            FabricError(format!("no eventfd for a soft fabric: {}", explained(&e.into())))
+        })?;
         let state = Mutex::default();
         let pairs = Arc::new(Pairs::new(count));
         Ok(Shared { options, changes: AtomicU64::new(0), state, members, pairs })

@@ -20,7 +20,7 @@ use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 use super::super::config::{FIRST_SOURCE_PORT, Options, ROCE_PORT};
 use super::super::udp::train::Way;
 use super::sockopt::{Control, Memory, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
-use crate::descriptor_remedy;
+use crate::explained;
 use crate::zone::scope_id;
 
 /// Memory of a message of connection management in a send buffer, at most, as the kernel counts it:
@@ -118,17 +118,14 @@ impl Bound {
         let sources = match config.source_ports {
             0 | 1 => Vec::new(),
             count => (0..count)
-                .map(|index| {
-                    let port = FIRST_SOURCE_PORT.saturating_add(index);
-                    Bound::source(at, port, options).map_err(|e| SocketError::Source(port, e))
-                })
+                .map(|index| Bound::source(at, FIRST_SOURCE_PORT.saturating_add(index), options))
                 .collect::<Result<Vec<_>, _>>()?,
         };
         Ok(Bound { socket, address, scope_id: scope_id(at), buffers, cuts, sources })
     }
 
     /// Binds a socket for sending only.
-    fn source(mut at: SocketAddr, port: u16, options: &Options) -> io::Result<Socket> {
+    fn source(mut at: SocketAddr, port: u16, options: &Options) -> Result<Socket, SocketError> {
         let socket =
             Socket::new(Domain::for_address(at), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         socket.set_cloexec(true)?;
@@ -146,7 +143,7 @@ impl Bound {
         // The minimum: whatever arrives here is unwanted, and stays unread.
         socket.set_recv_buffer_size(0)?;
         at.set_port(port);
-        socket.bind(&at.into())?;
+        socket.bind(&at.into()).map_err(|error| SocketError::Source(port, error))?;
         Ok(socket)
     }
 
@@ -279,25 +276,24 @@ impl From<Errno> for SocketError {
 
 impl SocketError {
     pub(super) fn sentence(&self, address: IpAddr) -> String {
-        if let SocketError::Source(port, e) = self
-            && e.raw_os_error() != Some(libc::EMFILE)
-        {
-            return format!(
-                "cannot send from UDP port {port} at {address}: {e} (see `ss -lunp sport = :{port}`)"
-            );
-        }
-        let remedy = match self {
-            SocketError::System(e) if e.kind() == ErrorKind::AddrInUse => taken(),
-            SocketError::System(e) if e.kind() == ErrorKind::AddrNotAvailable => {
+        let e = match self {
+            SocketError::Source(port, e) => {
+                return format!(
+                    "cannot send from UDP port {port} at {address}: {e} (see `ss -lunp sport = \
+                     :{port}`)"
+                );
+            }
+            SocketError::System(e) => e,
+        };
+        let remedy = match e.kind() {
+            ErrorKind::AddrInUse => taken(),
+            ErrorKind::AddrNotAvailable => {
                 "this machine does not have that address (see `ip address`)".to_owned()
             }
-            SocketError::System(e) if e.kind() == ErrorKind::PermissionDenied => {
+            ErrorKind::PermissionDenied => {
                 format!("the system forbids it ({e}): look at its security policy")
             }
-            SocketError::System(e) | SocketError::Source(_, e) => {
-                let errno = e.raw_os_error().map(Errno::from_raw);
-                if errno == Some(Errno::EMFILE) { descriptor_remedy() } else { e.to_string() }
-            }
+            _ => explained(e),
         };
         format!("cannot open UDP port {ROCE_PORT}, that of RoCEv2, at {address}: {remedy}")
     }

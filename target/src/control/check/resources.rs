@@ -5,26 +5,25 @@ use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 
-use nix::errno::Errno;
 use rdma::PoolPlan;
+use rdma::soft::ROCE_PORT;
 use tracing::{error, warn};
 
+use super::is_served;
 use crate::blockdev::uring::RingLimits;
 use crate::config::{Config, NamespaceKind};
-use crate::core::message::mailbox;
-use crate::daemon::will_own;
+use crate::daemon::{mailboxes, will_own};
 use crate::platform::availability;
-use crate::platform::doctor::{PortHolder, ROCE_PORT, is_bound, port_holder};
+use crate::platform::doctor::{PortHolder, is_bound, port_holder};
 use crate::reactor::fabric::{Fabrics, choose};
 use crate::reactor::{make_ring, map_pool};
-use crate::state::lock::StateDirLock;
 
 /// Descriptors that a start has at least, beside those of reactors, devices and the management socket.
 const OTHER_DESCRIPTORS: usize = 8;
 
 /// Checks provider, memory, I/O engine, ports and descriptors. Logs warnings and errors.
 pub(super) fn are_available(config: &Config) -> bool {
-    let served = Serving::of(config);
+    let is_served = is_served(config);
     let (provider, _) = choose(config.provider, &config.addresses(), will_own);
     // A capture has a check of its own.
     let fabrics = match provider.fabrics(config.reactor.count(), config.soft, None) {
@@ -35,44 +34,20 @@ pub(super) fn are_available(config: &Config) -> bool {
         }
     };
     let free = match fabrics.group() {
-        Some(_) => ports(config, served),
+        Some(_) => ports(config, is_served),
         None => Ok(BTreeSet::new()),
     };
     let opened = free.and_then(|free| descriptors(config, &fabrics, &free));
-    let outcomes = [memory(config, served), opened];
+    let outcomes = [memory(config, is_served), opened];
     outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).for_each(|why| error!("{why}"));
     outcomes.iter().all(Result::is_ok)
 }
 
-/// Whether a daemon serves this configuration, and so has the ports already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Serving {
-    Yes,
-    No,
-    /// The state directory does not show it.
-    Unknown,
-}
-
-impl Serving {
-    fn of(config: &Config) -> Serving {
-        if let Some(directory) = &config.state_directory {
-            return match StateDirLock::is_held(directory) {
-                Some(true) => Serving::Yes,
-                Some(false) => Serving::No,
-                None => Serving::Unknown,
-            };
-        }
-        // The management socket shows nothing: this file may be what changes it, and to connect there
-        // starts the daemon where systemd listens.
-        Serving::Unknown
-    }
-}
-
 /// Maps the pools of all reactors. Where the system counts mapped memory strictly, that of a running
 /// daemon would count twice.
-fn memory(config: &Config, served: Serving) -> Result<(), String> {
+fn memory(config: &Config, is_served: Option<bool>) -> Result<(), String> {
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory");
-    if served != Serving::No && mode.is_ok_and(|mode| mode.trim() == "2") {
+    if is_served != Some(false) && mode.is_ok_and(|mode| mode.trim() == "2") {
         return Ok(());
     }
     let (plan, count) = (config.pool_plan(), config.reactor.count());
@@ -80,7 +55,7 @@ fn memory(config: &Config, served: Serving) -> Result<(), String> {
     pools.map_err(|error| error.to_string())?;
     let needed_bytes = plan.total_bytes().saturating_mul(count as u64);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    if served == Serving::No
+    if is_served == Some(false)
         && let Some(available_bytes) = available_bytes(&meminfo).filter(|it| *it < needed_bytes)
     {
         warn!(
@@ -100,7 +75,7 @@ fn available_bytes(meminfo: &str) -> Option<u64> {
 
 /// Checks that no other program has the port of `soft` at an address of the configuration. Returns
 /// the addresses that can be opened.
-fn ports(config: &Config, served: Serving) -> Result<BTreeSet<SocketAddr>, String> {
+fn ports(config: &Config, is_served: Option<bool>) -> Result<BTreeSet<SocketAddr>, String> {
     let listeners = config.addresses().into_iter();
     let present = listeners.filter(|at| availability::address(*at).is_none());
     let mut free = BTreeSet::new();
@@ -109,15 +84,15 @@ fn ports(config: &Config, served: Serving) -> Result<BTreeSet<SocketAddr>, Strin
         let is_nvmfd = matches!(&holder, Some(PortHolder::Process(_, name)) if name == "nvmfd");
         if !is_bound(at) {
             // A daemon at all addresses would lose packets to this one.
-            if !is_nvmfd && served == Serving::No {
+            if !is_nvmfd && is_served == Some(false) {
                 free.insert(at);
             }
             continue;
         }
         let sentence = in_use(at, holder.as_ref());
-        match served {
-            Serving::Yes if is_nvmfd || holder.is_none() => {}
-            Serving::Unknown if is_nvmfd || holder.is_none() => {
+        match is_served {
+            Some(true) if is_nvmfd || holder.is_none() => {}
+            None if is_nvmfd || holder.is_none() => {
                 warn!("{sentence}; a start fails unless that is the daemon of this configuration");
             }
             _ => return Err(sentence),
@@ -152,15 +127,15 @@ fn descriptors(
     let plan = PoolPlan { data_bytes: plan.largest_bytes.into(), ..plan };
     let limits = RingLimits { ops: config.pool_plan().cells, backings: 1 };
     let reactors = config.reactor.count();
+    let _mailboxes = mailboxes(reactors).map_err(|error| error.to_string())?;
     let (mut reactors_own, mut sockets) = (Vec::new(), Vec::new());
     for index in 0..reactors {
         let pool = map_pool(plan).map_err(|error| error.to_string())?;
-        let mail = mailbox().map_err(|error| few("no eventfd for a reactor", &error))?;
         let ring = make_ring(pool.region().clone(), limits, config.reactor.io_engine)
             .map_err(|error| format!("no ring: {error}"))?;
         let fabric = fabrics.group().map(|group| group.fabric(index as u32, pool.region().clone()));
         let fabric = fabric.transpose().map_err(|error| error.to_string())?;
-        reactors_own.push((mail, ring, fabric));
+        reactors_own.push((ring, fabric));
     }
     for at in free {
         let bound = fabrics.group().map(|group| group.reserve(*at)).transpose();
@@ -170,7 +145,9 @@ fn descriptors(
     let others = OTHER_DESCRIPTORS + management + device_descriptors(config);
     let open = |_| File::open("/dev/null");
     let opened = (0..others).map(open).collect::<io::Result<Vec<_>>>();
-    opened.map(drop).map_err(|error| few("a start opens too many files and devices", &error))
+    opened.map(drop).map_err(|error| {
+        format!("a start opens too many files and devices: {}", rdma::explained(&error))
+    })
 }
 
 /// Descriptors of files and devices: each ring has one of its own for flushes.
@@ -182,11 +159,4 @@ fn device_descriptors(config: &Config) -> usize {
     });
     let of = |is_read_only| if is_read_only { 1 } else { 1 + config.reactor.count() };
     files.collect::<BTreeSet<_>>().into_iter().map(|(_, is_read_only)| of(is_read_only)).sum()
-}
-
-fn few(what: &str, error: &io::Error) -> String {
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EMFILE) => format!("{what}: {}", rdma::descriptor_remedy()),
-        _ => format!("{what}: {error}"),
-    }
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::config::{Config, Provider};
 
 pub(crate) use group::examine as examine_group;
-pub(crate) use ports::{PortHolder, ROCE_PORT, is_bound, port_holder};
+pub(crate) use ports::{PortHolder, is_bound, port_holder};
 pub use sandbox::examine_sandbox;
 pub use unit_user::assume_unit_user;
 

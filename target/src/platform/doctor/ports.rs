@@ -5,12 +5,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 
+use rdma::soft::ROCE_PORT;
+
 use super::machine::{names, read};
 use super::{Finding, may_be_soft};
 use crate::config::Config;
-
-/// UDP port of RoCEv2.
-pub(crate) const ROCE_PORT: u16 = 4791;
 
 pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     let any = || vec![SocketAddr::from(([0, 0, 0, 0], 4420))];
