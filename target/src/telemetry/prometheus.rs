@@ -371,9 +371,7 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     to.counters("nvmfd_reactor_busy_seconds", help, busy)?;
     let is_lost = |cause: &str| {
         let cause = Cause::ALL.iter().find(|each| each.name() == cause);
-        // These two are recorded of hosts that stay connected.
-        let is_notice = |cause| matches!(cause, Cause::SharedHostId | Cause::UnflushedShutdown);
-        cause.is_some_and(|cause| cause.stage() == Stage::Running && !is_notice(*cause))
+        cause.is_some_and(|cause| cause.stage() == Stage::Running)
     };
     let causes = |lost| {
         let all = named(stats, "cause", |reactor| &reactor.refusals);
@@ -386,7 +384,7 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     )?;
     to.counters(
         "nvmfd_lost_connections",
-        "Connections of connected hosts that were lost, by cause",
+        "Lost connections, and other incidents of connected hosts, by cause",
         causes(true),
     )?;
     let results = named(stats, "result", |reactor| &reactor.datagrams);
