@@ -85,3 +85,8 @@ impl ClusterConfig {
         format!("client.{}", self.client)
     }
 }
+
+/// The command that gives an existing client the rights that it needs.
+pub fn rights_command(entity: &str) -> String {
+    format!("ceph auth caps {entity} mon 'profile rbd' osd 'profile rbd'")
+}

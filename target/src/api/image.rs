@@ -19,8 +19,17 @@ pub struct ImageSnapshot {
     /// The cluster refuses its removal until the protection is ended. One that is not protected is
     /// not served.
     pub protected: bool,
-    /// The images that share blocks with it.
-    pub clones: Vec<String>,
+    /// The images that share blocks with it; none: they are not known.
+    pub clones: Option<Vec<String>>,
+}
+
+/// The snapshots of images that are served.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ImageSnapshots {
+    /// Those that are known.
+    pub snapshots: Vec<ImageSnapshot>,
+    /// What is not known, and why, a sentence each.
+    pub errors: Vec<String>,
 }
 
 /// Request to take or to remove a snapshot of an image.

@@ -32,7 +32,7 @@ pub use gateway::{
     GatewayMember, GatewayMove, GatewayRebalance, GatewayShared, GatewayState,
 };
 pub use history::HistoryEntry;
-pub use image::{ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest};
+pub use image::{ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest, ImageSnapshots};
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
 pub use snapshot::{RemoveSnapshot, RollbackRequest, SnapshotOutcome, SnapshotRequest};

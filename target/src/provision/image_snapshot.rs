@@ -23,7 +23,7 @@ use crate::core::shared::Shared;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the administrator waits for it. Another client that has the image open and does not
 /// answer delays the end of each change by five seconds.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -60,19 +60,15 @@ impl ImageNamespace {
         shared: &Shared,
         name: &ImageName,
     ) -> Result<Duration, ImageFailure> {
-        self.check()?;
-        let prepared = self.begin(name, Image::prepare_snapshot).by(Instant::now() + LOCK_TIMEOUT);
-        prepared.map_err(|_| {
-            let sentence = "the cluster does not answer, and writes would wait for it";
-            ImageError::new(sentence, "see `ceph -s`; there is no snapshot")
-        })??;
-        let (image, snapshot) = (Arc::clone(&self.image), snapshot_of(name)?);
+        self.check(name)?;
+        let (device, image) = (Arc::clone(&self.device), Arc::clone(&self.image));
+        let snapshot = snapshot_of(name)?;
         let own = snapshot.clone();
-        let take = move || image.create_snapshot(&own);
+        let take = move || device.with_tenure(|| image.create_snapshot(&own));
         let paused = locked(shared, &self.monitor, &self.device, &task_path(name), take)?;
         let (nqn, nsid, paused_us) = (&self.nqn, self.nsid, paused.as_micros() as u64);
         info!(subsystem = %nqn, nsid, snapshot = %name, paused_us, "snapshot of an image taken");
-        self.within(name, move |image| {
+        self.change(name, move |image| {
             image.protect_snapshot(&snapshot).map_err(|why| ImageError {
                 sentence: format!("it is taken, and not protected: {why}"),
                 ..why
@@ -87,8 +83,10 @@ impl ImageNamespace {
     /// Why it is not removed.
     pub(crate) fn remove(&self, name: &ImageName, dry_run: bool) -> Result<(), ImageFailure> {
         let snapshot = snapshot_of(name)?;
-        self.within(name, move |image| image.remove_snapshot(&snapshot, dry_run))?;
+        let own = snapshot.clone();
+        self.within(name, move |image| image.check_removal(&own))?;
         if !dry_run {
+            self.change(name, move |image| image.remove_snapshot(&snapshot))?;
             info!(subsystem = %self.nqn, nsid = self.nsid, snapshot = %name, "snapshot removed");
         }
         Ok(())
@@ -109,12 +107,17 @@ impl ImageNamespace {
         Ok(())
     }
 
-    /// Its snapshots.
+    /// Its snapshots, if the cluster answers until then.
     ///
     /// # Errors
     /// Why they are not known.
-    pub(crate) fn list(&self, name: &ImageName) -> Result<Vec<ImageSnapshot>, ImageFailure> {
-        self.within(name, Image::snapshots)
+    pub(crate) fn list(
+        &self,
+        name: &ImageName,
+        until: Instant,
+    ) -> Result<Vec<ImageSnapshot>, ImageFailure> {
+        let outcome = self.begin(name, Image::snapshots).by(until);
+        Ok(outcome.map_err(|_| ImageFailure::NoAnswer)??)
     }
 
     /// Does what may wait for the cluster. Requests that hang occupy one thread for an image.
@@ -127,6 +130,16 @@ impl ImageNamespace {
         Ok(outcome.map_err(|_| ImageFailure::NoAnswer)??)
     }
 
+    /// The same, for what only the owner of the image may do.
+    fn change(
+        &self,
+        name: &ImageName,
+        act: impl FnOnce(&Image) -> Result<(), ImageError> + Send + 'static,
+    ) -> Result<(), ImageFailure> {
+        let device = Arc::clone(&self.device);
+        self.within(name, move |image| device.with_tenure(|| act(image)))
+    }
+
     fn begin<T: Send + 'static>(
         &self,
         name: &ImageName,
@@ -136,18 +149,22 @@ impl ImageNamespace {
         self.monitor.blocking().begin(&task_path(name), move || Ok(act(&image)))
     }
 
-    /// Whether a snapshot has what hosts have written.
+    /// Whether a snapshot can be taken now, and has what hosts have written.
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn check(&self) -> Result<(), ImageError> {
-        match self.device.is_trusted() && !self.device.health().is_down() {
-            true => Ok(()),
-            false => Err(ImageError::new(
+    pub(crate) fn check(&self, name: &ImageName) -> Result<(), ImageError> {
+        if !self.device.is_trusted() || self.device.health().is_down() {
+            return Err(ImageError::new(
                 "its image is not trusted, or down",
                 "see `nvmfctl namespace list`; `nvmfctl namespace trust` after a check",
-            )),
+            ));
         }
+        let prepared = self.begin(name, Image::prepare_snapshot).by(Instant::now() + LOCK_TIMEOUT);
+        prepared.unwrap_or_else(|_| {
+            let sentence = "the cluster does not answer, and writes would wait for it";
+            Err(ImageError::new(sentence, "see `ceph -s`; there is no snapshot"))
+        })
     }
 }
 

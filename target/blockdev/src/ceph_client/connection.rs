@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use super::ffi;
-use crate::ceph::ClusterConfig;
+use crate::ceph::{ClusterConfig, rights_command};
 use crate::open_error::OpenError;
 
 /// Options of every client. The first group is essential, the second not known to every version.
@@ -69,8 +69,9 @@ pub(crate) fn remedy(config: &ClusterConfig, errno: Errno) -> String {
     let entity = config.entity();
     match errno {
         Errno::EACCES | Errno::EPERM => format!(
-            "the key or the rights of {entity} do not suffice: `ceph auth get-or-create {entity} \
-             mon 'profile rbd' osd 'profile rbd'`, and its key in a keyring that nvmfd can read"
+            "the key or the rights of {entity} do not suffice: `{}`, and its key (`ceph auth get \
+             {entity}`) in a keyring that nvmfd can read",
+            rights_command(&entity)
         ),
         Errno::ENOENT => {
             format!("no configuration, or no key of {entity}: name `conf` and `keyring` in [ceph]")

@@ -34,7 +34,7 @@ pub struct MonitoredDevice {
     pub(super) abandoned: Mutex<Option<Inode>>,
     /// It is being reopened for the administrator.
     pub(super) reopening: AtomicBool,
-    /// Held while an image is acquired or released: the cluster may not answer for long.
+    /// Held while an image is acquired, released or changed: the cluster may not answer for long.
     pub(super) tenure: Mutex<()>,
     /// Number of [`ResizeGuard`]s.
     resizes: AtomicU32,

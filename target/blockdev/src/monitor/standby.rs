@@ -62,9 +62,10 @@ impl DeviceMonitor {
     ) -> Result<(), String> {
         devices.iter().for_each(|device| device.health.set_standby(true));
         let release = move |_: &Shared, device: &MonitoredDevice| {
-            let _tenure = lock(&device.tenure);
-            check(&is_current)?;
-            device.backing().release().map_err(|error| error.to_string())
+            device.with_tenure(|| {
+                check(&is_current)?;
+                device.backing().release().map_err(|error| error.to_string())
+            })
         };
         let mut outcomes = self.in_parallel(devices, release, None).into_iter();
         outcomes.try_for_each(|outcome| outcome.unwrap_or(Err("a task has failed".to_owned())))
@@ -105,6 +106,15 @@ impl DeviceMonitor {
             outcomes[at] = Some(outcome);
         }
         outcomes
+    }
+}
+
+impl MonitoredDevice {
+    /// Does what only the owner of an image may do: neither is it released meanwhile, nor acquired.
+    /// Blocks as long as the cluster does not answer.
+    pub fn with_tenure<T>(&self, act: impl FnOnce() -> T) -> T {
+        let _tenure = lock(&self.tenure);
+        act()
     }
 }
 

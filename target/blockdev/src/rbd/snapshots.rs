@@ -22,8 +22,8 @@ pub struct ImageSnapshot {
     pub created_unix_s: u64,
     /// It cannot be removed before its protection is ended.
     pub is_protected: bool,
-    /// The images that share blocks with it.
-    pub clones: Vec<String>,
+    /// The images that share blocks with it, or why they are not known.
+    pub clones: Result<Vec<String>, String>,
 }
 
 /// Why there is no snapshot or clone, or why a snapshot is not removed.
@@ -50,7 +50,7 @@ impl Image {
     /// # Errors
     /// Why there could be no snapshot that is protected.
     pub fn prepare_snapshot(&self) -> Result<(), ImageError> {
-        let image = self.wait_for_monitors().and_then(|()| self.snapshot_handle(None));
+        let image = self.wait_for_monitors().and_then(|()| self.reopened());
         match image.and_then(|image| image.has_layering()) {
             Ok(true) => Ok(()),
             Ok(false) => Err(ImageError::new(
@@ -90,34 +90,40 @@ impl Image {
         }
     }
 
-    /// Removes a snapshot that has no clones, or, with `dry_run`, says whether it can be removed.
+    /// Whether a snapshot has no clones, so that it can be removed.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check_removal(&self, name: &str) -> Result<(), ImageError> {
+        self.owned()?;
+        let clones = self.reopened().and_then(|image| image.clones_of(name));
+        let clones = clones.map_err(|errno| self.failed("read the clones of", name, errno))?;
+        if clones.is_empty() {
+            return Ok(());
+        }
+        let sentence = format!("{}@{name} has clones: {}", self.name(), clones.join(", "));
+        let remedy = match clones.iter().find(|it| !it.ends_with(ffi::IN_TRASH)) {
+            Some(clone) => {
+                format!("remove them, or copy what they share with it: `rbd flatten {clone}`")
+            }
+            None => "remove them from the trash: `rbd trash ls --all`".to_owned(),
+        };
+        Err(ImageError::new(sentence, remedy))
+    }
+
+    /// Removes a snapshot, after [`Image::check_removal`].
     ///
     /// # Errors
     /// Why it is not removed.
-    pub fn remove_snapshot(&self, name: &str, dry_run: bool) -> Result<(), ImageError> {
-        let failed = |errno| self.failed("remove the snapshot", name, errno);
-        self.owned()?;
-        let clones = self.snapshot_handle(Some(name)).and_then(|it| it.clones()).map_err(failed)?;
-        if !clones.is_empty() {
-            let sentence = format!("{}@{name} has clones: {}", self.name(), clones.join(", "));
-            let remedy = match clones.iter().find(|it| !it.ends_with(ffi::IN_TRASH)) {
-                Some(clone) => {
-                    format!("remove them, or copy what they share with it: `rbd flatten {clone}`")
-                }
-                None => "remove them from the trash: `rbd trash ls --all`".to_owned(),
-            };
-            return Err(ImageError::new(sentence, remedy));
-        }
-        if dry_run {
-            return Ok(());
-        }
-        // Each step may take long, and the image may be given to another gateway meanwhile.
-        match self.owned()?.unprotect_snapshot(name) {
+    pub fn remove_snapshot(&self, name: &str) -> Result<(), ImageError> {
+        let owned = self.owned()?;
+        let unprotected = match owned.unprotect_snapshot(name) {
             // It is not protected, or cannot be.
-            Ok(()) | Err(Errno::EINVAL | Errno::ENOSYS) => {}
-            Err(errno) => return Err(failed(errno)),
-        }
-        self.owned()?.remove_snapshot(name).map_err(failed)
+            Err(Errno::EINVAL | Errno::ENOSYS) => Ok(()),
+            outcome => outcome,
+        };
+        let removed = unprotected.and_then(|()| owned.remove_snapshot(name));
+        removed.map_err(|errno| self.failed("remove the snapshot", name, errno))
     }
 
     /// Its snapshots, the oldest first, whoever serves it.
@@ -125,11 +131,13 @@ impl Image {
     /// # Errors
     /// Why they are not known.
     pub fn snapshots(&self) -> Result<Vec<ImageSnapshot>, ImageError> {
+        // Read-only, and so without a watch: librbd, which looks up the time of each snapshot of the
+        // list, aborts if the image learns meanwhile that one was removed.
         let list = || -> Result<Vec<ImageSnapshot>, Errno> {
-            let image = self.snapshot_handle(None)?;
+            let image = self.reopened()?;
             let describe = |ffi::Snapshot { name, size_bytes, created_unix_s }| {
                 let is_protected = image.is_protected(&name)?;
-                let clones = self.snapshot_handle(Some(&name))?.clones()?;
+                let clones = image.clones_of(&name).map_err(|errno| errno.desc().to_owned());
                 Ok(ImageSnapshot { name, size_bytes, created_unix_s, is_protected, clones })
             };
             let described = image.snapshots()?.into_iter().map(describe);
@@ -170,10 +178,10 @@ impl Image {
         })
     }
 
-    /// Opens the image, or a snapshot of it, anew: what is open may not know of the last changes.
-    fn snapshot_handle(&self, snapshot: Option<&str>) -> Result<ffi::Image, Errno> {
+    /// Opens the image anew, read-only: what is open may not know of the last changes.
+    fn reopened(&self) -> Result<ffi::Image, Errno> {
         let pool = self.pool(self.name())?;
-        ffi::Image::open(pool, &self.name().image, snapshot, true)
+        ffi::Image::open(pool, &self.name().image, None, true)
     }
 
     fn failed(&self, tried: &str, name: &str, errno: Errno) -> ImageError {

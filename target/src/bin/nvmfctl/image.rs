@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use hyper::Method;
-use nvmfd::api::{ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest};
+use nvmfd::api::{ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest, ImageSnapshots};
 use nvmfd::config::Size;
 
 use crate::change;
@@ -37,7 +37,12 @@ pub(crate) enum Command {
 pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure> {
     let dry_run = client.output.dry_run;
     match command {
-        Command::List => client.list("/v1/images/snapshots", list).await,
+        Command::List => {
+            let listed = client.get::<ImageSnapshots>("/v1/images/snapshots").await?;
+            client.output.answer(&listed, |listed| list(&listed.snapshots));
+            let errors = listed.0.errors;
+            if errors.is_empty() { Ok(()) } else { Err(Failure::new(errors.join("; "))) }
+        }
         Command::Snapshot { snapshot } => {
             let wanted = ImageSnapshotRequest { snapshot, dry_run };
             let taken = client.send(Method::POST, "/v1/images/snapshots", &wanted).await?;
@@ -62,7 +67,7 @@ fn list(all: &[ImageSnapshot]) -> String {
             Size(each.size_bytes).to_string(),
             at_s(each.created_unix_s),
             if each.protected { "yes" } else { "no" }.to_owned(),
-            joined(&each.clones, "none"),
+            each.clones.as_ref().map_or("unknown".to_owned(), |clones| joined(clones, "none")),
         ]
     });
     let heads = ["SNAPSHOT", "SIZE", "CREATED", "PROTECTED", "CLONES"];

@@ -34,6 +34,11 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, detail, remedy)
     }
 
+    /// 409: what is there does not allow that now.
+    pub(super) fn conflict(detail: impl Into<String>, remedy: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::CONFLICT, detail, remedy)
+    }
+
     /// The same after a part of the request was carried out, which `done` says.
     pub(super) fn after(self, done: &str) -> ApiError {
         ApiError { detail: format!("{done}: {}", self.detail), ..self }

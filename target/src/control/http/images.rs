@@ -1,6 +1,7 @@
 //! `/v1/images`: snapshots and clones of images of Ceph RBD that are served.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,49 +12,68 @@ use super::changes::Body;
 use super::file_operations::FileOperations;
 use super::write_protect::stopping;
 use crate::api::{
-    ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest, Outcome, Problem, SnapshotOutcome,
+    ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest, ImageSnapshots, Outcome, Problem,
+    SnapshotOutcome,
 };
 use crate::blockdev::ceph::ImageName;
 use crate::config::{Config, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::control::handle::ControlHandle;
-use crate::provision::image_snapshot::{ImageFailure, ImageNamespace};
+use crate::provision::image_snapshot::{ANSWER_TIMEOUT, ImageFailure, ImageNamespace};
 
-/// Lists the snapshots of all images that are served for writing, and their clones.
+/// Lists the snapshots of all images that are served for writing, and their clones. Where these are
+/// not known, the answer says why.
 #[utoipa::path(
     operation_id = "list_image_snapshots",
     get,
     path = "/v1/images/snapshots",
     responses(
-        (status = 200, body = Vec<ImageSnapshot>),
-        (status = 409, body = Problem, description = "the cluster refuses that"),
-        (status = 504, body = Problem, description = "the cluster does not answer"),
+        (status = 200, body = ImageSnapshots),
+        (status = 503, body = Problem, description = "the daemon stops, or has too many of these"),
     )
 )]
 pub(super) async fn list(
     State(managed): State<ControlHandle>,
     Extension(operations): Extension<FileOperations>,
-) -> Result<Json<Vec<ImageSnapshot>>, ApiError> {
+) -> Result<Json<ImageSnapshots>, ApiError> {
     let running = managed.running();
-    let mut all = Vec::new();
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    let (mut snapshots, mut errors) = (Vec::new(), Vec::new());
     for (name, subsystem, namespace) in images(&running.config) {
         if name.snapshot.is_some() || namespace.read_only {
             continue;
         }
         let Ok(source) = source(&managed, subsystem, namespace) else { continue };
         let own = name.clone();
-        let listed = operations.run(name.to_string(), move || source.list(&own));
-        let listed = listed.await?.map_err(|why| failed(name, why))?;
-        all.extend(listed.into_iter().map(|it| ImageSnapshot {
-            snapshot: format!("{name}@{}", it.name),
-            subsystem: subsystem.nqn.to_string(),
-            nsid: namespace.nsid,
-            size_bytes: it.size_bytes,
-            created_unix_s: it.created_unix_s,
-            protected: it.is_protected,
-            clones: it.clones,
-        }));
+        let listed = operations.run(name.to_string(), move || source.list(&own, until));
+        let listed = match listed.await? {
+            Ok(listed) => listed,
+            Err(ImageFailure::Refused(why)) => {
+                errors.push(format!("{why}: {}", why.remedy));
+                continue;
+            }
+            Err(ImageFailure::NoAnswer) => {
+                errors.push(format!(
+                    "cannot list the snapshots of {name}: the cluster does not answer"
+                ));
+                continue;
+            }
+        };
+        for it in listed {
+            let snapshot = format!("{name}@{}", it.name);
+            let why = it.clones.as_ref().err();
+            errors.extend(why.map(|why| format!("cannot list the clones of {snapshot}: {why}")));
+            snapshots.push(ImageSnapshot {
+                snapshot,
+                subsystem: subsystem.nqn.to_string(),
+                nsid: namespace.nsid,
+                size_bytes: it.size_bytes,
+                created_unix_s: it.created_unix_s,
+                protected: it.is_protected,
+                clones: it.clones.ok(),
+            });
+        }
     }
-    Ok(Json(all))
+    Ok(Json(ImageSnapshots { snapshots, errors }))
 }
 
 /// Takes a snapshot of an image as it is at one moment: with every write that was completed before,
@@ -83,7 +103,7 @@ pub(super) async fn snapshot(
     let shared = Arc::clone(&managed.view().shared);
     let own = name.clone();
     let taken = operations.run(image_of(&name).to_string(), move || match wanted.dry_run {
-        true => source.check().map(|()| None).map_err(ImageFailure::from),
+        true => source.check(&own).map(|()| None).map_err(ImageFailure::from),
         false => source.snapshot(&shared, &own).map(Some),
     });
     let paused = taken.await?.map_err(|why| failed(&name, why))?;
@@ -114,7 +134,7 @@ pub(super) async fn remove(
     let running = managed.running();
     if let Some((_, subsystem, namespace)) = images(&running.config).find(|it| *it.0 == name) {
         let what = format!("namespace {} of {} serves {name}", namespace.nsid, subsystem.nqn);
-        return Err(conflict(what, "`nvmfctl namespace remove` it first"));
+        return Err(ApiError::conflict(what, "`nvmfctl namespace remove` it first"));
     }
     let own = name.clone();
     let removed =
@@ -209,7 +229,7 @@ fn source(
     let image = device.as_ref().and_then(|it| it.backing().image().cloned());
     let (Some(device), Some(image)) = (device, image) else {
         let what = format!("namespace {nsid} of {nqn} is not served");
-        return Err(conflict(what, "see `nvmfctl namespace list`"));
+        return Err(ApiError::conflict(what, "see `nvmfctl namespace list`"));
     };
     Ok(ImageNamespace { nqn, nsid, device, image, monitor })
 }
@@ -236,21 +256,17 @@ fn find_owned(managed: &ControlHandle, name: &ImageName) -> Result<Found, ApiErr
     let group = managed.view().gateway.as_ref().map(|view| view.group()).unwrap_or_default();
     let of = group.ana_groups.iter().find(|it| it.id == ana_group);
     Err(match of.and_then(|it| it.owner.as_ref()) {
-        Some(owner) if *owner != group.gateway => conflict(
+        Some(owner) if *owner != group.gateway => ApiError::conflict(
             format!("gateway {owner} serves {image}, which is in ANA group {ana_group}"),
             format!("ask gateway {owner}, or `nvmfctl gateway move {ana_group} {}`", group.gateway),
         ),
-        _ => conflict(format!("{image} is not served yet"), "see `nvmfctl gateway list`"),
+        _ => ApiError::conflict(format!("{image} is not served yet"), "see `nvmfctl gateway list`"),
     })
-}
-
-fn conflict(what: impl Into<String>, remedy: impl Into<String>) -> ApiError {
-    ApiError::new(StatusCode::CONFLICT, what, remedy)
 }
 
 fn failed(name: &ImageName, failure: ImageFailure) -> ApiError {
     match failure {
-        ImageFailure::Refused(why) => conflict(format!("{name}: {why}"), why.remedy),
+        ImageFailure::Refused(why) => ApiError::conflict(format!("{name}: {why}"), why.remedy),
         ImageFailure::NoAnswer => ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,
             format!(

@@ -9,6 +9,7 @@ use nvmfd_gateway::record::{GroupObject, Key, MemberRecord, Membership};
 
 use super::Finding;
 use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::ceph::rights_command;
 use crate::blockdev::rados::{ObjectClient, Update, UpdateError};
 use crate::config::{Config, GroupConfig};
 
@@ -89,7 +90,7 @@ fn refused(tried: &str, object: &str, entity: &str, pool: &str, errno: Option<Er
         Some(errno @ (Errno::EACCES | Errno::EPERM)) => Finding::problem(
             CHECK,
             format!("{entity} may not {tried} {what}: {}", errno.desc()),
-            format!("ceph auth caps {entity} mon 'profile rbd' osd 'profile rbd'"),
+            rights_command(entity),
         ),
         Some(errno) => Finding::problem(
             CHECK,
@@ -110,7 +111,7 @@ fn exclusion(entity: &str, errno: Option<Errno>) -> Finding {
                  that has failed: {}",
                 errno.desc()
             ),
-            format!("ceph auth caps {entity} mon 'profile rbd' osd 'profile rbd'"),
+            rights_command(entity),
         ),
     }
 }

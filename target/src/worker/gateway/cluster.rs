@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::failures::{Failures, Step};
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::ceph::ClusterConfig;
+use crate::blockdev::ceph::{ClusterConfig, rights_command};
 use crate::blockdev::monitor::{DeviceMonitor, IsCurrent, MonitoredDevice};
 use crate::blockdev::rados::{self, ObjectClient, UpdateError};
 use crate::blockdev::rbd::DataClient;
@@ -207,10 +207,7 @@ impl Cluster {
     /// The sentence about an operation that the cluster has refused.
     fn failed(&self, tried: &str, errno: Errno) -> String {
         let remedy = match errno {
-            Errno::EACCES | Errno::EPERM => {
-                let entity = self.config.entity();
-                format!("`ceph auth caps {entity} mon 'profile rbd' osd 'profile rbd'`")
-            }
+            Errno::EACCES | Errno::EPERM => format!("`{}`", rights_command(&self.config.entity())),
             _ => "see `ceph -s`".to_owned(),
         };
         format!("cannot {tried} the cluster: {} ({remedy})", errno.desc())

@@ -129,6 +129,7 @@ api! {
         fn rbd_snap_remove(Handle, Text) -> c_int;
         fn rbd_snap_protect(Handle, Text) -> c_int;
         fn rbd_snap_unprotect(Handle, Text) -> c_int;
+        fn rbd_snap_set(Handle, Text) -> c_int;
         fn rbd_snap_is_protected(Handle, Text, *mut c_int) -> c_int;
         fn rbd_snap_get_id(Handle, Text, *mut u64) -> c_int;
         fn rbd_snap_get_namespace_type(Handle, u64, *mut c_int) -> c_int;

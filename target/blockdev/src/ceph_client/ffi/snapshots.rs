@@ -142,11 +142,14 @@ impl Image {
         }))
     }
 
-    /// The clones of a snapshot that is open, as the tools of Ceph write them.
+    /// The clones of a snapshot, as the tools of Ceph write them. The image, which is read-only and
+    /// serves nobody, reads that snapshot afterwards.
     ///
     /// # Errors
-    /// The errno; ERANGE: there are too many.
-    pub(crate) fn clones(&self) -> Result<Vec<String>, Errno> {
+    /// ENOENT: there is no such snapshot, or a clone is being removed; ERANGE: there are too many
+    /// clones; else the errno.
+    pub(crate) fn clones_of(&self, snapshot: &str) -> Result<Vec<String>, Errno> {
+        self.on_snapshot(self.api().rbd_snap_set, snapshot)?;
         let text = null_mut();
         let none = LinkedImage {
             pool_id: 0,
