@@ -57,7 +57,6 @@ impl ManagementConfig {
     }
 }
 
-/// Displays the values that differ from the default, one per line.
 pub(super) fn management(root: &mut TableReader<'_>) -> ManagementConfig {
     let mut section = root.table("management", "[management]");
     let mut config = ManagementConfig::default();

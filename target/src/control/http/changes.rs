@@ -115,7 +115,7 @@ fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
             ApiError::not_found(error, "see `nvmfctl status` and the lists")
         }
         ChangeError::Misfit(EditError::Exists(error)) => {
-            ApiError::new(StatusCode::CONFLICT, error, "change it, or choose another identifier")
+            ApiError::conflict(error, "change it, or choose another identifier")
         }
         ChangeError::Misfit(EditError::Wrong(error)) | ChangeError::Unservable(error) => {
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, error, UNCHANGED)
@@ -131,7 +131,7 @@ fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
         ),
         ChangeError::Outrun(error) => {
             let remedy = "look at it (`nvmfctl gateway config`), and repeat the change";
-            ApiError::new(StatusCode::CONFLICT, error, remedy)
+            ApiError::conflict(error, remedy)
         }
         ChangeError::Unshared(error) => {
             let remedy = "see `ceph -s`, or use another gateway of the group";

@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 
 use super::ApiError;
 use super::subsystems::digits;
@@ -53,7 +52,7 @@ pub(super) async fn fail(
     {
         let error = format!("controller {id} does not serve commands");
         let remedy = "see `nvmfctl controllers` for what it is at";
-        return Err(ApiError::new(StatusCode::CONFLICT, error, remedy));
+        return Err(ApiError::conflict(error, remedy));
     }
     let of = registry.fail(id).ok_or_else(|| missing(id))?;
     Ok(done(&of, "~", "has a fatal error"))

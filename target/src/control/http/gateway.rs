@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 
 use super::ApiError;
 use super::changes::Body;
@@ -28,14 +27,11 @@ fn reached(managed: &ControlHandle) -> Result<(Arc<GroupView>, GatewayGroup), Ap
     match group.fresh {
         true => Ok((view, group)),
         false => {
-            let what = "this gateway does not reach the cluster of the group";
-            Err(conflict(what, "ask another gateway"))
+            let unknown = || "this gateway has not looked at its group yet".to_owned();
+            let what = view.idle().unwrap_or_else(unknown);
+            Err(ApiError::conflict(what, "ask another gateway"))
         }
     }
-}
-
-fn conflict(what: impl Into<String>, remedy: &str) -> ApiError {
-    ApiError::new(StatusCode::CONFLICT, what, remedy)
 }
 
 /// Describes a move.
@@ -106,22 +102,22 @@ pub(super) async fn move_ana_group(
     let is_live = |it: &&GatewayMember| it.name == *to && it.state == GatewayState::Live;
     let Some(member) = group.gateways.iter().find(is_live) else {
         let what = format!("{to} is no live gateway of the group {}", group.name);
-        return Err(conflict(what, "see `nvmfctl gateway list`"));
+        return Err(ApiError::conflict(what, "see `nvmfctl gateway list`"));
     };
     // That no host is connected may pass at any time.
     if member.front.is_some_and(|front| front.listeners == 0 && front.hosts == 0) {
         let what = format!("no listener of gateway {to} is open, so no host reaches it");
-        return Err(conflict(what, "see its listeners and the network of hosts"));
+        return Err(ApiError::conflict(what, "see its listeners and the network of hosts"));
     }
     let newest = group.gateways.iter().filter_map(|it| it.applied).max();
     if member.applied.is_some_and(|applied| Some(applied) < newest) {
         let what =
             format!("the newest version of the shared configuration is not in force at {to}");
-        return Err(conflict(what, "see `nvmfctl gateway list` for the reason"));
+        return Err(ApiError::conflict(what, "see `nvmfctl gateway list` for the reason"));
     }
     if owner(&group, *ana_group).is_none_or(|owner| owner == to) {
         let what = format!("no other gateway serves ANA group {ana_group}");
-        return Err(conflict(what, "see `nvmfctl gateway list`"));
+        return Err(ApiError::conflict(what, "see `nvmfctl gateway list`"));
     }
     let lines = vec![line(&group, &wanted)];
     let is_sent = view.request(GroupRequest::Move(wanted.ana_group, wanted.to));
@@ -179,7 +175,7 @@ pub(super) async fn exclude(
     };
     if name == group.gateway || !group.gateways.iter().any(takes_part) {
         let what = format!("{name} is no other gateway of the group that takes part");
-        return Err(conflict(what, "see `nvmfctl gateway list`"));
+        return Err(ApiError::conflict(what, "see `nvmfctl gateway list`"));
     }
     let line = format!("- gateway {name} is excluded");
     let is_sent = view.request(GroupRequest::Exclude(name));
@@ -188,7 +184,7 @@ pub(super) async fn exclude(
 
 fn done(lines: Vec<String>, is_sent: bool) -> Result<Json<Outcome>, ApiError> {
     if !is_sent {
-        return Err(conflict("the daemon is about to stop", "start it again"));
+        return Err(ApiError::conflict("the daemon is about to stop", "start it again"));
     }
     lines.iter().for_each(|line| tracing::info!("by request of the administrator: {line}"));
     Ok(Json(Outcome::immediate(lines)))

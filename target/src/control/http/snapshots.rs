@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::{Extension, Json};
 use nvme::Nqn;
 use tracing::info;
@@ -164,5 +163,5 @@ impl Source {
 }
 
 fn refused(place: &str, why: &ReflinkError) -> ApiError {
-    ApiError::new(StatusCode::CONFLICT, format!("{place}: {why}"), why.remedy)
+    ApiError::conflict(format!("{place}: {why}"), why.remedy)
 }

@@ -62,16 +62,14 @@ pub(super) async fn trust(
 
 fn refused(place: &str, why: Untrusted) -> ApiError {
     match why {
-        Untrusted::AlreadyTrusted => ApiError::new(
-            StatusCode::CONFLICT,
+        Untrusted::AlreadyTrusted => ApiError::conflict(
             format!(
                 "{place} is trusted: no flush has failed, and what is served is the file that \
                  hosts have written to"
             ),
             "see `nvmfctl namespace list` for how stores are",
         ),
-        Untrusted::Failing(why) => ApiError::new(
-            StatusCode::CONFLICT,
+        Untrusted::Failing(why) => ApiError::conflict(
             format!("{place} cannot be trusted: {why}"),
             "repair the device first; see the kernel's log",
         ),

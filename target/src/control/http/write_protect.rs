@@ -131,16 +131,12 @@ fn code(state: WriteProtection) -> WriteProtectState {
 
 fn settled(was: &str) -> ApiError {
     let error = format!("the write protection is: {was}, and that does not change");
-    ApiError::new(
-        StatusCode::CONFLICT,
-        error,
-        "only a start of the daemon ends what lasts until a power cycle",
-    )
+    ApiError::conflict(error, "only a start of the daemon ends what lasts until a power cycle")
 }
 
 fn formatting() -> ApiError {
     let error = "a host is formatting it, and what is being erased cannot be protected";
-    ApiError::new(StatusCode::CONFLICT, error, "see `nvmfctl namespace list`; try again afterwards")
+    ApiError::conflict(error, "see `nvmfctl namespace list`; try again afterwards")
 }
 
 pub(super) fn stopping() -> ApiError {

@@ -26,7 +26,6 @@ export function health(status, inFlight, group) {
     bad.push(`commands are in progress for more than 15 s, the oldest for ${age(oldest / 1e9)}: see In progress`);
   }
   if (group instanceof Error) bad.push(group.message);
-  else if (group && !group.fresh) bad.push(`this gateway does not reach the cluster of the group ${group.name}`);
   if (reload && !reload.successful) bad.push(...reload.errors.map((error) => `the last reload was refused: ${error}`));
   const fair = [
     ...status.needs_restart.map((section) => `${section} has changed: takes effect after a restart`),
