@@ -177,6 +177,7 @@ impl Simulation {
         };
         disk.gives_back_what_goes_on = setup.plant == Some(SeededBug::LateWrite);
         disk.forgives_removal = setup.plant == Some(SeededBug::ForgivenRemoval);
+        disk.confuses_stores = setup.plant == Some(SeededBug::ConfusedDevices);
         disk.joins_flushes = setup.plant == Some(SeededBug::SharedFlush);
         disk.stale_copies =
             (setup.plant == Some(SeededBug::StaleCopy)).then_some(profile.mdts_bytes);
@@ -378,6 +379,7 @@ impl Simulation {
                 (due, actor)
             }
             Some(host) => {
+                self.note_device_errors();
                 let due = self.hosts[host].turn(&self.profile, &mut self.judge, self.now);
                 self.hosts[host].audit()?;
                 (due, actor)
@@ -393,6 +395,15 @@ impl Simulation {
             self.rouse(actor);
         }
         self.judge.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Before a host receives responses and sends commands: the oracle learns of device errors.
+    fn note_device_errors(&mut self) {
+        for space in 0..self.profile.shapes.len() {
+            if self.disk.take_failed(self.target.store(space)) {
+                self.judge.device_failed(space);
+            }
+        }
     }
 
     fn check_progress(&mut self) -> Result<(), String> {
@@ -527,6 +538,8 @@ impl Simulation {
                 if !self.target.is_dead()
                     && let Some(id) = self.target.remove(space, &mut self.disk)
                 {
+                    // Operations of the old store may still fail.
+                    self.judge.device_failed(space);
                     self.exchange(space)?;
                     self.disk.detach(id);
                     self.after(time, Timer::Serve(space));

@@ -75,6 +75,8 @@ rdma::named_enum! {
         ForgivenRemoval = "forgiven-removal",
         /// A store is copied before the changes in progress have completed.
         EarlySnapshot = "early-snapshot",
+        /// An error of one device fails a read of another one.
+        ConfusedDevices = "confused-devices",
     }
 }
 

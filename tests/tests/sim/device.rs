@@ -51,6 +51,13 @@ fn much_aborted(seed: u64) -> Profile {
     profile
 }
 
+/// Hosts that read two devices, whose operations fail now and then.
+fn much_failing(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.mix, profile.disk.error) = ([800, 200, 0, 0, 0, 0, 0, 0], 50);
+    profile
+}
+
 /// Namespaces that are hidden and shown again and again, and a process that is killed meanwhile.
 fn much_changed(seed: u64) -> Profile {
     let mut profile = quiet(seed, 500);
@@ -79,4 +86,6 @@ found! {
         ["cannot be read any more", "a change is lost"];
     fn a_change_published_before_it_is_persisted_is_found(EarlyCommit, much_changed, 20):
         ["a change is lost"];
+    fn a_command_that_fails_without_an_error_of_its_device_is_found(ConfusedDevices, much_failing, 8):
+        ["it was refused"];
 }

@@ -40,6 +40,8 @@ pub(super) struct Media {
     pub(super) order: u64,
     /// It is being erased.
     pub(super) erasing: bool,
+    /// An operation has failed since the oracle asked.
+    pub(super) failed: bool,
     /// A sync has failed: changes that took effect until then never become durable.
     doomed: u64,
     /// The device is removed: it executes nothing.
@@ -63,6 +65,7 @@ impl Media {
             spare: Vec::new(),
             order: 0,
             erasing: false,
+            failed: false,
             doomed: 0,
             removed: false,
             replaced: None,
@@ -150,6 +153,11 @@ impl Media {
         self.dirty.clear();
         self.spare.clear();
         self.backing.reformat(block_bytes);
+    }
+
+    /// Whether it has failed to make data durable, or is removed.
+    pub(super) fn is_doomed(&self) -> bool {
+        self.removed || self.backing.sync_failure().is_some()
     }
 
     /// A system call has returned.

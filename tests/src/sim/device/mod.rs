@@ -128,6 +128,9 @@ pub struct SimDevice {
     pub gives_back_what_goes_on: bool,
     /// A seeded bug: opening a removed store again clears the failure of its flushes.
     pub forgives_removal: bool,
+    /// A seeded bug: after an error of one store, a read of another one fails.
+    pub confuses_stores: bool,
+    confused: Option<usize>,
     /// A seeded bug: reads into buffers of at least this size, and much larger than the read, which
     /// are those of copies, return the durable contents.
     pub stale_copies: Option<u32>,
@@ -183,6 +186,8 @@ impl SimDevice {
             joins_flushes: false,
             gives_back_what_goes_on: false,
             forgives_removal: false,
+            confuses_stores: false,
+            confused: None,
             copied: None,
             joined: Vec::new(),
             stale_copies: None,
@@ -293,6 +298,7 @@ impl SimDevice {
     /// The device fails.
     pub fn erase(&mut self, store: usize, from: u64, to: u64) -> Result<(), Status> {
         if self.dice.per_mille(self.faults.error) {
+            self.stores[store].failed = true;
             return Err(Status::WRITE_FAULT);
         }
         self.stores[store].erase(from, to);
@@ -417,8 +423,14 @@ impl SimDevice {
     /// Whether a store failed to make data durable, or is removed: it is in the same state as after
     /// a power failure.
     pub fn is_doomed(&self) -> bool {
-        let is_doomed = |store: &Media| store.removed || store.backing.sync_failure().is_some();
-        self.stores.iter().any(is_doomed)
+        self.stores.iter().any(Media::is_doomed)
+    }
+
+    /// Whether a store has answered an error since the last call, or answers errors until it is
+    /// opened again.
+    pub fn take_failed(&mut self, store: usize) -> bool {
+        let store = &mut self.stores[store];
+        std::mem::take(&mut store.failed) || store.is_doomed()
     }
 
     /// The kernel starts the step of a slot.
@@ -499,14 +511,23 @@ impl SimDevice {
     fn finish(&mut self, number: u64) {
         // It may have been cancelled.
         let Some(call) = self.calls.remove(&number) else { return };
-        let Call { ring, slot, answer, .. } = call;
+        let Call { ring, slot, mut answer, .. } = call;
         let store = &mut self.stores[call.store];
+        let is_error = answer < 0 && !matches!(-answer, libc::EOPNOTSUPP | libc::ECANCELED);
+        store.failed |= is_error;
         if let Some(flight) = self.rings[ring].flight_mut(slot) {
             let (from, to) = (call.early, call.effective);
             call.run(number, flight, store, &self.regions[ring], from, to);
         }
         if !(self.forgets_flushes && call.step == Some(Step::Sync)) {
             store.returned(number, &call);
+        }
+        if self.confuses_stores && is_error {
+            self.confused = Some(call.store);
+        } else if matches!(call.step, Some(Step::Read { .. }))
+            && self.confused.is_some_and(|store| store != call.store)
+        {
+            (self.confused, answer) = (None, -libc::EIO);
         }
         self.trace.note([0x11, slot.into(), answer as u64], || {
             format!("disk      ring {ring} slot {slot}: {answer}")

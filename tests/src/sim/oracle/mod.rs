@@ -30,7 +30,7 @@ use super::block_stamp;
 use super::oracle::abort::Aborts;
 use super::oracle::ana::{Paths, is_of_paths};
 use super::oracle::async_events::ExpectedEvents;
-use super::oracle::blocks::{Ending, Model, SECTOR_BYTES, Span, Value};
+use super::oracle::blocks::{Ending, Model, Moment, SECTOR_BYTES, Span, Value};
 use super::oracle::disconnect::DisconnectOracle;
 use super::oracle::format::Formats;
 use super::oracle::ns_management::{NsManagementOracle, Outcome};
@@ -114,7 +114,8 @@ pub struct Oracle {
     /// The first violation.
     pub failure: Option<String>,
     pub(super) next_id: u32,
-    disk_fails: bool,
+    /// The last error of the device of each namespace: commands sent later may not fail.
+    device_errors: Vec<Moment>,
     loses_devices: bool,
     /// Lost commands, and until when they may take effect.
     unfenced: VecDeque<(Instant, Op)>,
@@ -162,7 +163,7 @@ impl Oracle {
             counts: Counts::default(),
             failure: None,
             next_id: 0,
-            disk_fails: disk.error > 0 || disk.sync_error > 0 || profile.loses_devices(),
+            device_errors: vec![0; blocks.len()],
             loses_devices: profile.loses_devices(),
             unfenced: VecDeque::new(),
             // At the latest one second after the keep alive timeout.
@@ -194,6 +195,16 @@ impl Oracle {
                 *excused = until.max(*excused);
             }
         }
+    }
+
+    /// The device of a namespace has answered an error, or every operation fails.
+    pub fn device_failed(&mut self, space: usize) {
+        self.device_errors[space] = self.model.begin();
+    }
+
+    /// Whether the device of a command has answered an error since the command was sent.
+    fn has_device_failed(&self, op: &Op) -> bool {
+        self.device_errors.get(op.span.space).is_some_and(|last| *last > op.began)
     }
 
     /// Whether the end of an association of a host is expected.
@@ -570,7 +581,7 @@ impl Oracle {
             || self.formats.excuses(op, status)
             || self.departures.excuses(status)
             || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
-            || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
+            || self.has_device_failed(op) && of_disk.iter().any(|of_disk| status.is(*of_disk))
             || self.loses_devices && status.is(Status::NAMESPACE_NOT_READY)
     }
 
