@@ -24,7 +24,7 @@ impl Sample {
     }
 }
 
-const PROCESS_STATUS: &str = "Name:\tnvmfd\nUid:\t65534\t65534\t65534\t65534\nCapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nThreads:\t10\nVmRSS:\t   87212 kB\nRssAnon:\t   61440 kB\n";
+const PROCESS_STATUS: &str = "Name:\tnvmfd\nUid:\t65534\t65534\t65534\t65534\nCapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nThreads:\t10\nVmRSS:\t   87212 kB\nRssAnon:\t   61440 kB\nRssFile:\t   24748 kB\nRssShmem:\t    1024 kB\n";
 const PROCESS_STAT: &str =
     "4711 (nvmfd) S 1 4711 4711 0 -1 4194560 900 0 0 0 123 45 0 0 20 0 10 0 100 1 2\n";
 const CPU_TIMES: &str =
@@ -216,6 +216,11 @@ pub(crate) const SAMPLES: &[Sample] = &[
         "tests/vm/guest/target.sh",
         PROCESS_STATUS,
         "87212\n",
+    ),
+    sample(
+        "tests/vm/guest/target.sh",
+        PROCESS_STATUS,
+        "62464\n",
     ),
     sample(
         "tests/vm/guest/target.sh",

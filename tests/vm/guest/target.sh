@@ -193,6 +193,7 @@ target_status() { # its exit status; waits for it
   if beside_guest; then beside_end "$TJOB"; else wait "$TPID"; fi 2>/dev/null
 }
 target_rss_kib() { at_target awk '/^VmRSS:/ {print $2}' "/proc/$TPID/status"; }
+target_own_kib() { at_target awk '/^Rss(Anon|Shmem):/ {sum += $2} END {print sum}' "/proc/$TPID/status"; } # not its text and libraries
 raw_host() { # OTHER-HOST-NQN [OPTION...]
   local address=$TADDR options=()
   if [ "$ADRFAM" = ipv6 ]; then address="[$TADDR]"; fi
