@@ -324,10 +324,11 @@ release: packages ## Archives, packages, container image, bill of materials and 
 reproduce: ## Make the release twice in two directories, and compare
 	tests/package/reproduce "$(BUILD)"
 
-test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest; the units of nvmf attach in another
+test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest; the units of nvmf attach in another; a host's connections over reboots in a third
 	@$(call install,debootstrap e2fsprogs lintian qemu-system-x86)
 	$(SUDO) tests/package/run "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
 	$(SUDO) tests/package/attach "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
+	$(SUDO) tests/package/attach "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb hosts-inside
 
 test-distributions: deb ## Install and use the package in fresh roots of Debian 12 and 13, also by the Ansible role
 	@$(call install,debootstrap jq)

@@ -54,18 +54,21 @@ restart_at() { # STAGE: `inside` runs again after an orderly restart of the gues
 KEY=/etc/nvmfd/host.key
 # Installs the package, and has it serve a disk to this host, which must authenticate, in a network namespace. As a target is another
 # machine, this one starts before the units, and ends after them.
-target() { # UNITS ADDRESS..: in 192.0.2.0/24, where the host has 9
-  local address listeners='' unit=/etc/systemd/system/target-network.service
+target() { # UNITS ADDRESS..: where the host has 9 in the network of each, at eth0 in the first network, eth1 in the next
+  local address network='' interface count=0 listeners='' unit=/etc/systemd/system/target-network.service
   check "installs" dpkg -i first.deb
   {
     echo 'ip netns add target'
-    echo 'ip link add eth0 type veth peer name eth0 netns target'
-    echo 'ip address add 192.0.2.9/24 dev eth0'
-    echo 'ip link set eth0 up'
-    echo 'ip -n target link set eth0 up'
     for address in "${@:2}"; do
+      if [ "$network" != "${address%.*}" ]; then
+        network=${address%.*} interface=eth$count count=$((count + 1))
+        echo "ip link add $interface type veth peer name $interface netns target"
+        echo "ip address add $network.9/24 dev $interface"
+        echo "ip link set $interface up"
+        echo "ip -n target link set $interface up"
+      fi
       listeners+="{ address = \"$address\" }, "
-      echo "ip -n target address add $address/24 dev eth0"
+      echo "ip -n target address add $address/24 dev $interface"
     done
   } >/usr/local/sbin/target-network
   cat >$unit <<'END'
