@@ -10,8 +10,6 @@ use nvme::identify::{
 const MOST_BLOCKS: u32 = 1 << 16;
 /// Bytes of a block at most: as in Linux.
 const MOST_BLOCK_BYTES: u32 = 64 << 10;
-/// The bit of OACS.
-const GET_LBA_STATUS: u16 = 1 << 9;
 
 /// Properties of the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +79,7 @@ impl Namespace {
             can_write_zeroes: oncs.write_zeroes(),
             zeroes_deallocate: page.dlfeat >> 3 & 1 == 1,
             deallocated_are_zeros: page.dlfeat & 7 == 1,
-            tells_allocation: page.dlfeat & 7 == 1 && controller.oacs & GET_LBA_STATUS != 0,
+            tells_allocation: false,
             max_transfer_bytes,
             max_zeroes_blocks: (max_transfer_bytes / block_bytes).clamp(1, MOST_BLOCKS),
             max_discard_blocks: u32::MAX,
@@ -106,8 +104,8 @@ impl Namespace {
 
     /// With the limits of the command set.
     pub(super) fn limit(&mut self, page: &IdentifyControllerNvm, page_shift: u32) {
-        // Bit 9 of OACS alone may stand for the other action types of Get LBA Status.
-        self.tells_allocation &= page.aocs & REPORTS_ALLOCATED_LBAS != 0;
+        self.tells_allocation =
+            self.deallocated_are_zeros && page.aocs & REPORTS_ALLOCATED_LBAS != 0;
         if page.wzsl != 0 {
             let bytes = 1u64.checked_shl(page_shift + u32::from(page.wzsl)).unwrap_or(u64::MAX);
             let blocks = bytes / u64::from(self.block_bytes);
@@ -164,12 +162,13 @@ mod tests {
 
     use super::*;
 
-    fn found(lbads: u8, max_transfer_bytes: u32) -> Option<Namespace> {
+    fn found(lbads: u8, dlfeat: u8, max_transfer_bytes: u32) -> Option<Namespace> {
         let mut lbaf = [LbaFormat::default(); 64];
         lbaf[0].lbads = lbads;
         let page = IdentifyNamespace {
             nsze: 1 << 20,
             ncap: 1 << 20,
+            dlfeat,
             nsfeat: Nsfeat(0).with_optimal_io(true),
             npwg_z: u16::MAX,
             lbaf,
@@ -188,7 +187,7 @@ mod tests {
             (17, 1 << 20, false),
             (31, 1 << 20, false),
         ] {
-            let found = found(lbads, max_transfer_bytes);
+            let found = found(lbads, 0, max_transfer_bytes);
             assert_eq!(found.is_some(), is_usable, "{lbads} {max_transfer_bytes}");
         }
     }
@@ -196,8 +195,23 @@ mod tests {
     #[test]
     fn the_preferred_size_is_that_of_one_command_at_most() {
         for lbads in 9..=16 {
-            let found = found(lbads, 1 << 20).expect("usable");
+            let found = found(lbads, 0, 1 << 20).expect("usable");
             assert_eq!(found.preferred_bytes, 1 << 20, "{lbads}");
+        }
+    }
+
+    #[test]
+    fn reported_allocation_needs_zeros_in_deallocated_blocks_and_aocs() {
+        for (dlfeat, aocs, is_reported) in [
+            (1, Some(REPORTS_ALLOCATED_LBAS), true),
+            (0, Some(REPORTS_ALLOCATED_LBAS), false),
+            (1, Some(0), false),
+            (1, None, false),
+        ] {
+            let mut found = found(9, dlfeat, 4096).expect("usable");
+            let limits = |aocs| IdentifyControllerNvm { aocs, ..IdentifyControllerNvm::default() };
+            aocs.into_iter().for_each(|aocs| found.limit(&limits(aocs), 12));
+            assert_eq!(found.tells_allocation, is_reported, "{dlfeat} {aocs:?}");
         }
     }
 }

@@ -248,10 +248,7 @@ impl Path {
     fn on_scan_error(&mut self, step: Step, status: Status, r: &mut Resources<'_>) {
         match step {
             // Optional: without them, what Identify Namespace says holds, and the usual limits.
-            Step::Behavior | Step::KeepAlive | Step::ChangedList => {}
-            Step::Limits => {
-                self.scan.found.iter_mut().for_each(|found| found.tells_allocation = false);
-            }
+            Step::Behavior | Step::KeepAlive | Step::ChangedList | Step::Limits => {}
             // A controller before NVMe 1.3. After any other failure the namespace would seem to be
             // another one than with its UUID.
             Step::Identifiers if status.is(Status::INVALID_FIELD) => {}
