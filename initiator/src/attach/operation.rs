@@ -8,8 +8,7 @@ use rdma::{Buf, Pool};
 use super::counters::Counters;
 use crate::MultipathHost;
 use crate::multipath::{
-    Allocation, BlockDone, BlockRequest, Failure, LBA_STATUS_BYTES, Namespace, Operation,
-    Unaccepted,
+    Allocation, BlockDone, BlockRequest, Failure, Namespace, Operation, Unaccepted,
 };
 use crate::nbd::{BlockStatus, Command, Errno, Kind, Negotiated, Reply};
 
@@ -393,41 +392,32 @@ impl Request {
     /// Asks the target what is allocated, now: what is written later may count as a hole, and what
     /// was written before does not. If it cannot tell, all blocks count as data.
     fn ask(&mut self, n: u32, namespace: &Namespace, host: &mut MultipathHost) -> Sent {
-        let data = match namespace.tells_allocation {
-            true => host.pool().take_data(LBA_STATUS_BYTES),
-            false => None,
-        };
-        let Some(data) = data else { return Sent::All };
         let request = BlockRequest {
             operation: Operation::LbaStatus,
             slba: self.command.offset / u64::from(namespace.block_bytes),
             blocks: self.command.len / namespace.block_bytes,
-            data: Some(data),
+            data: None,
             tag: u64::from(n) << PIECE_BITS,
         };
         self.block_bytes = namespace.block_bytes;
-        match host.submit(request) {
-            Ok(()) => self.outstanding += 1,
-            Err((request, _)) => request.data.into_iter().for_each(|buf| host.pool().give(buf)),
+        if namespace.tells_allocation && host.submit(request).is_ok() {
+            self.outstanding += 1;
         }
         Sent::All
     }
 
     /// The target has answered.
     fn on_allocation(&mut self, done: BlockDone, pool: &mut Pool) {
+        if let Err(why @ (Failure::NoPath | Failure::Closed)) = done.outcome {
+            self.error.get_or_insert(errno(why));
+        }
         let block = u64::from(self.block_bytes);
-        let list = done.data.as_ref().filter(|_| done.outcome.is_ok());
-        let list = list.map_or(&[][..], |list| pool.bytes(list));
         let end = (self.command.offset + u64::from(self.command.len)) / block;
-        if let Some(found) = Allocation::parse(self.command.offset / block, list) {
+        if let Some(found) = Allocation::of(self.command.offset / block, done, pool) {
             self.status.find(&self.command, |offset| {
                 let (is_data, until) = found.at(offset / block, end)?;
                 Some((is_data, until * block))
             });
-        }
-        done.data.into_iter().for_each(|buf| pool.give(buf));
-        if let Err(why @ (Failure::NoPath | Failure::Closed)) = done.outcome {
-            self.error.get_or_insert(errno(why));
         }
     }
 

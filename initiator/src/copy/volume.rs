@@ -12,9 +12,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::{major, minor};
 use nix::unistd::{Whence, lseek};
 
-use crate::multipath::{
-    Allocation, BlockDone, BlockRequest, LBA_STATUS_BYTES, Operation, Unaccepted,
-};
+use crate::multipath::{Allocation, BlockDone, BlockRequest, Operation, Unaccepted};
 use crate::verify::model_file::sync_name;
 use crate::{Error, MultipathHost};
 
@@ -359,26 +357,20 @@ impl NamespaceVolume {
     }
 
     fn ask(&mut self, slba: u64) {
-        let Some(data) = self.host.pool().take_data(LBA_STATUS_BYTES) else { return };
-        let (operation, blocks, data) = (Operation::LbaStatus, u32::MAX, Some(data));
-        match self.host.submit(BlockRequest { operation, slba, blocks, data, tag: HOLES_TAG }) {
-            Ok(()) => self.holes = Holes::Asked { slba, is_of_use: true },
-            Err((request, _)) => {
-                request.data.into_iter().for_each(|buf| self.host.pool().give(buf))
-            }
+        let (operation, blocks, data) = (Operation::LbaStatus, u32::MAX, None);
+        let request = BlockRequest { operation, slba, blocks, data, tag: HOLES_TAG };
+        if self.host.submit(request).is_ok() {
+            self.holes = Holes::Asked { slba, is_of_use: true };
         }
     }
 
     fn on_told(&mut self, done: BlockDone) {
-        if let Holes::Asked { slba, is_of_use } = self.holes {
-            let list = done.data.as_ref().filter(|_| done.outcome.is_ok());
-            let found = list.and_then(|list| Allocation::parse(slba, self.host.pool().bytes(list)));
-            self.holes = match is_of_use {
-                true => Holes::Told { slba, found, at: Instant::now() },
-                false => Holes::Unknown,
-            };
-        }
-        done.data.into_iter().for_each(|buf| self.host.pool().give(buf));
+        let Holes::Asked { slba, is_of_use } = self.holes else { return };
+        let found = Allocation::of(slba, done, self.host.pool());
+        self.holes = match is_of_use {
+            true => Holes::Told { slba, found, at: Instant::now() },
+            false => Holes::Unknown,
+        };
     }
 
     fn submit(&mut self, action: Action, part: Part) -> Result<(), Part> {

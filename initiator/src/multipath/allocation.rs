@@ -1,6 +1,9 @@
 //! Which blocks of the namespace are allocated, as a controller tells.
 
 use nvme::lba_status::{CompletionCondition, LbaStatusDescriptor, LbaStatusHeader};
+use rdma::Pool;
+
+use super::BlockDone;
 
 /// The allocated blocks of a range. Others in it were not written before the command was sent, and
 /// read as zeros if the namespace says so
@@ -8,16 +11,23 @@ use nvme::lba_status::{CompletionCondition, LbaStatusDescriptor, LbaStatusHeader
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Allocation {
     /// First blocks and ends, ascending.
-    pub extents: Vec<(u64, u64)>,
+    extents: Vec<(u64, u64)>,
     /// The end of the range that the controller has told about; `None`: that of the namespace, or of
     /// the blocks that were asked for.
-    pub end: Option<u64>,
+    end: Option<u64>,
 }
 
 impl Allocation {
-    /// Reads the list of a Get LBA Status command from this block on. None if it does not say for
-    /// certain what is not allocated.
-    pub fn parse(slba: u64, list: &[u8]) -> Option<Allocation> {
+    /// Reads what [`Operation::LbaStatus`](super::Operation::LbaStatus) from this block on has
+    /// returned. None if it does not say for certain what is not allocated.
+    pub fn of(slba: u64, done: BlockDone, pool: &mut Pool) -> Option<Allocation> {
+        let list = done.data?;
+        let found = done.outcome.ok().and_then(|()| Allocation::parse(slba, pool.bytes(&list)));
+        pool.give(list);
+        found
+    }
+
+    fn parse(slba: u64, list: &[u8]) -> Option<Allocation> {
         let header = LbaStatusHeader::parse(list.first_chunk()?);
         let mut extents: Vec<(u64, u64)> = Vec::new();
         let mut end = slba;

@@ -98,9 +98,10 @@ use crate::session::{Options, Session, earlier};
 pub use allocation::Allocation;
 pub use namespace::Namespace;
 pub use path::{PathCounters, PathLoss, PathState};
-pub use request::{BlockDone, BlockRequest, Failure, LBA_STATUS_BYTES, Operation, RequestOutcome};
+pub use request::{BlockDone, BlockRequest, Failure, Operation, RequestOutcome};
 
 use path::Path;
+use request::LBA_STATUS_BYTES;
 use table::{RequestTable, State};
 
 /// Maximum number of notices that wait for the caller; the oldest are dropped.
@@ -285,6 +286,12 @@ impl Multipath {
         }
         if self.table.is_full() {
             return Err((request, Unaccepted::Full));
+        }
+        if request.operation == Operation::LbaStatus {
+            let Some(list) = pool.take_data(LBA_STATUS_BYTES) else {
+                return Err((request, Unaccepted::Full));
+            };
+            request.data = Some(list);
         }
         if request.operation == Operation::Discard && request.data.is_none() {
             // No data buffer: requests that can only be submitted after this one may hold all of them.

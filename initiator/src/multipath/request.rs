@@ -26,12 +26,12 @@ pub enum Operation {
     },
     /// Dataset Management with Deallocate: afterwards, the contents are undefined.
     Discard,
-    /// Get LBA Status: which blocks are allocated. The data, [`LBA_STATUS_BYTES`], are for the list.
+    /// Get LBA Status: which blocks are allocated, for [`Allocation::of`](super::Allocation::of).
     LbaStatus,
 }
 
 /// Bytes of the list that [`Operation::LbaStatus`] reads: 255 descriptors.
-pub const LBA_STATUS_BYTES: u32 = 4096;
+pub(super) const LBA_STATUS_BYTES: u32 = 4096;
 
 impl Operation {
     /// Whether it changes blocks.
@@ -110,6 +110,7 @@ pub struct BlockRequest {
     pub blocks: u32,
     /// The data of Read and Write, from the pool of the [`Resources`](super::Resources). A Discard may
     /// have ranges ([`DsmRange`]) instead of its blocks: they are not returned.
+    /// [`Operation::LbaStatus`] has none before it is done.
     pub data: Option<Buf>,
     /// Identifies the request in the [`BlockDone`].
     pub tag: u64,

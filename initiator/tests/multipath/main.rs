@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use initiator::Options;
 use initiator::multipath::{
-    Allocation, BlockDone, BlockRequest, Fabrics, Failure, LBA_STATUS_BYTES, Multipath,
-    MultipathOptions, Notice, Operation, PathOptions, PathState, RequestOutcome, Resources,
+    Allocation, BlockDone, BlockRequest, Fabrics, Failure, Multipath, MultipathOptions, Notice,
+    Operation, PathOptions, PathState, RequestOutcome, Resources,
 };
 use initiator::rng::Random;
 use nvme::feature::AsyncEvent;
@@ -205,7 +205,6 @@ impl Lab {
             Operation::Read | Operation::Flush | Operation::LbaStatus => None,
         };
         let data = match operation {
-            Operation::LbaStatus => Some(self.pool.take_data(LBA_STATUS_BYTES).expect("memory")),
             Operation::Read | Operation::Write { .. } => {
                 let mut buf = self.pool.take_data(blocks * BLOCK_BYTES as u32).expect("memory");
                 let bytes = self.pool.bytes_mut(&mut buf);
@@ -258,12 +257,12 @@ impl Lab {
                 }
             }
             (Ok(()), Operation::LbaStatus) => {
-                let list = self.pool.bytes(done.data.as_ref().expect("data"));
-                let found = Allocation::parse(range.start, list).expect("a list");
+                let found = Allocation::of(range.start, done, &mut self.pool).expect("a list");
                 let is_hole = |block: &u64| found.at(*block, range.end).is_some_and(|it| !it.0);
                 for block in range.clone().filter(is_hole) {
                     assert!(self.checker.permits(block, 0, begun), "block {block} is no hole");
                 }
+                return;
             }
             (Ok(()), Operation::Flush) => self.expect_durable(0..BLOCKS, begun),
             (Ok(()), Operation::Write { fua: true } | Operation::WriteZeroes { fua: true, .. }) => {
