@@ -64,7 +64,7 @@ pub struct HostArgs {
     #[arg(help_heading = TARGET, short = 'k', long, value_name = "SECONDS",
         value_parser = clap::value_parser!(u32).range(..=4_294_967))]
     pub keep_alive_tmo: Option<u32>,
-    /// Secret of this host for authentication (DHHC-1:..), or @FILE that holds it
+    /// Secret of this host for authentication (DHHC-1:…), or @FILE that holds it
     #[arg(help_heading = TARGET, long, value_name = "SECRET")]
     pub dhchap_secret: Option<String>,
     /// Secret by which the target must prove itself, or @FILE that holds it

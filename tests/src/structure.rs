@@ -11,7 +11,7 @@ pub mod graph;
 pub mod layers;
 pub mod terminology;
 
-pub use code::Function;
+pub use code::{Function, texts};
 
 /// Packages of the checkout, their crates by name and root. Missing ones are skipped.
 const ROOTS: [(&str, &str); 11] = [

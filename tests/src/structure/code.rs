@@ -22,7 +22,29 @@ const FOR_TESTS: [&str; 3] = ["#[cfg(test)]", "#[cfg(all(test", "#[cfg(any(test"
 /// The lines of `text` without comments, contents of string and character literals, and items for
 /// tests only.
 pub(super) fn production(text: &str) -> Vec<String> {
-    let bare = without_literals(text);
+    split(text).0
+}
+
+/// What a program shows: its literals, and comments that clap makes help texts of, with the numbers
+/// of their lines. Nothing of items for tests only.
+pub fn texts(text: &str) -> Vec<(usize, String)> {
+    let (code, mut found) = split(text);
+    let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
+    let is_clap = |line: &String| {
+        let traits = ["Args", "Parser", "Subcommand", "ValueEnum"];
+        line.contains("#[derive(") && traits.iter().any(|name| line.contains(name))
+    };
+    for at in (0..code.len()).filter(|at| is_clap(&code[*at])) {
+        let above = (0..at).rev().take_while(|n| lines[*n].starts_with("///"));
+        let item = above.last().unwrap_or(at)..=end_of_item(&code, at);
+        found.extend(item.filter_map(|n| Some((n + 1, lines[n].strip_prefix("///")?.to_owned()))));
+    }
+    found
+}
+
+/// The code of [`production`], and its literals with the numbers of their lines.
+fn split(text: &str) -> (Vec<String>, Vec<(usize, String)>) {
+    let (bare, mut literals) = without_literals(text);
     let mut lines: Vec<String> = bare.lines().map(|line| line.trim_end().to_owned()).collect();
     let mut at = 0;
     while at < lines.len() {
@@ -30,11 +52,12 @@ pub(super) fn production(text: &str) -> Vec<String> {
         if FOR_TESTS.iter().any(|start| line.starts_with(start)) {
             let end = end_of_item(&lines, at + 1);
             lines[at..=end].fill(String::new());
+            literals.retain(|(number, _)| !(at..=end).contains(&(number - 1)));
             at = end;
         }
         at += 1;
     }
-    lines
+    (lines, literals)
 }
 
 /// Last line of the item that begins at `start`, after attributes.
@@ -57,13 +80,14 @@ fn end_of_item(lines: &[String], start: usize) -> usize {
     lines.len() - 1
 }
 
-/// Removes comments and literals; the number of lines stays the same.
-fn without_literals(text: &str) -> String {
+/// Removes comments and literals; the number of lines stays the same. Returns the literals too, with
+/// the numbers of their lines.
+fn without_literals(text: &str) -> (String, Vec<(usize, String)>) {
     let mut out = String::with_capacity(text.len());
     let chars: Vec<char> = text.chars().collect();
     let newlines =
         |from: usize, to: usize| chars[from..to].iter().filter(|&&c| c == '\n').collect::<String>();
-    let mut i = 0;
+    let (mut i, mut line, mut literals) = (0, 1, Vec::new());
     while i < chars.len() {
         let rest = &chars[i..];
         let end = i + match rest {
@@ -77,17 +101,40 @@ fn without_literals(text: &str) -> String {
         };
         if end == i {
             out.push(chars[i]);
+            line += usize::from(chars[i] == '\n');
             i += 1;
         } else {
             let end = end.min(chars.len());
             if chars[i] == '"' || chars[i] == 'r' {
                 out.push_str("\"\"");
+                literals.push((line, contents(&chars[i..end])));
             }
-            out.push_str(&newlines(i, end));
+            let newlines = newlines(i, end);
+            line += newlines.len();
+            out.push_str(&newlines);
             i = end;
         }
     }
-    out
+    (out, literals)
+}
+
+/// What is between quotes, on one line where it is continued, and with a space for each escape.
+fn contents(literal: &[char]) -> String {
+    let is_raw = literal[0] == 'r';
+    let literal: String = literal.iter().collect();
+    let inner = literal.split_once('"').and_then(|(_, rest)| rest.rsplit_once('"'));
+    let mut rest = inner.map_or("", |(inner, _)| inner).chars();
+    let mut found = String::new();
+    while let Some(c) = rest.next() {
+        match c {
+            '\\' if !is_raw => match rest.next() {
+                Some('\n') => rest = rest.as_str().trim_start().chars(),
+                _ => found.push(' '),
+            },
+            c => found.push(c),
+        }
+    }
+    found
 }
 
 fn is_word(c: Option<char>) -> bool {
@@ -357,6 +404,13 @@ mod tests {
             production(text).concat(),
             "fn g() {}mod b;#[cfg(not(any(test, feature = \"\")))]mod c;"
         );
+    }
+
+    #[test]
+    fn texts_are_literals_and_help_outside_of_tests() {
+        let text = "/// No.\nconst A: &str = \"a \\\n    b\\\"\\n//c\";\n#[cfg(test)]\nmod tests {\n    const B: &str = \"no\";\n}\n/// About.\n#[derive(clap::Args)]\nstruct Args {\n    /// Help.\n    a: u8,\n}\nfn f() {\n    g(r#\"\\d\"#);\n}\n";
+        let expected = [(2, "a b  //c"), (15, "\\d"), (8, " About."), (11, " Help.")];
+        assert_eq!(texts(text), expected.map(|(line, text)| (line, text.to_owned())));
     }
 
     #[test]

@@ -128,35 +128,32 @@ fn texts_of_users() -> Vec<(String, String)> {
     texts
 }
 
-/// What is between quotes in a line of a program, without placeholders: messages and help texts.
-fn literals(line: &str) -> String {
-    let mut text = String::new();
-    let (mut quoted, mut depth, mut before) = (false, 0_u32, ' ');
-    for c in line.chars() {
+/// A text without placeholders.
+fn fixed(text: &str) -> String {
+    let mut found = String::new();
+    let mut depth = 0_u32;
+    for c in text.chars() {
         match c {
-            '"' if before != '\\' => quoted = !quoted,
-            '{' if quoted => depth += 1,
-            '}' if quoted => depth = depth.saturating_sub(1),
-            _ if quoted && depth == 0 => text.push(c),
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => found.push(c),
             _ => {}
         }
-        before = c;
     }
-    text.to_lowercase()
+    found
 }
 
-/// Lines of programs that users run, before their tests.
-fn lines_of_programs() -> Vec<(String, usize, String)> {
+/// Messages and help texts of programs that users run, with their places.
+fn texts_of_programs() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    for (name, lines) in super::sources() {
+    for (name, _) in super::sources() {
         let parts = ["target/src", "target/core/src", "target/blockdev/src", "initiator/src"];
         let is_program = parts.iter().any(|part| name.starts_with(part));
         if !is_program || name.contains("tests") {
             continue;
         }
-        let lines = lines.into_iter().zip(1..);
-        let lines = lines.take_while(|(line, _)| !line.starts_with("#[cfg(test)]"));
-        found.extend(lines.map(|(line, number)| (name.clone(), number, line.to_owned())));
+        let texts = tests::structure::texts(&super::text(&name)).into_iter();
+        found.extend(texts.map(|(number, text)| (format!("{name}:{number}"), text)));
     }
     found
 }
@@ -184,8 +181,8 @@ fn texts_of_users_contain_no_forbidden_words() {
             check(format!("{name}:{number}"), &line.to_lowercase());
         }
     }
-    for (name, number, line) in lines_of_programs() {
-        check(format!("{name}:{number}"), &literals(&line));
+    for (place, text) in texts_of_programs() {
+        check(place, &fixed(&text).to_lowercase());
     }
     assert!(found.is_empty(), "words that texts do not have:\n{}", found.join("\n"));
 }
@@ -193,14 +190,14 @@ fn texts_of_users_contain_no_forbidden_words() {
 #[test]
 fn texts_of_programs_count_nouns_with_singular_and_plural() {
     let mut found = Vec::new();
-    for (name, number, line) in lines_of_programs() {
-        for (at, _) in line.match_indices("} ") {
-            let rest = &line[at + 2..];
+    for (place, text) in texts_of_programs() {
+        for (at, _) in text.match_indices("} ") {
+            let rest = &text[at + 2..];
             let noun = rest.split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
-            let name_of_constant = line[..at].rsplit('{').next().unwrap_or_default();
+            let name_of_constant = text[..at].rsplit('{').next().unwrap_or_default();
             let is_constant = name_of_constant.chars().any(char::is_uppercase);
-            if COUNTED.contains(&noun) && !is_constant && line[..at].contains('"') {
-                found.push(format!("{name}:{number}: {}", line.trim()));
+            if COUNTED.contains(&noun) && !is_constant {
+                found.push(format!("{place}: {text}"));
             }
         }
     }
