@@ -16,8 +16,8 @@ check() { # WHAT COMMAND...; a line `took: TIME` of what it prints stands in tha
     failed=1
   fi
 }
-soon() { # COMMAND...: it succeeds within half a minute
-  local end=$((SECONDS + 30))
+soon() { # COMMAND...: it succeeds within $SOON seconds, half a minute if that is not set
+  local end=$((SECONDS + ${SOON:-30}))
   until "$@"; do
     [ "$SECONDS" -lt "$end" ] || return 1
     sleep 0.1
