@@ -65,19 +65,21 @@ impl Checker {
         self.time
     }
 
-    /// Whether a block may have had this content at some time from `since` until now.
-    pub(crate) fn permits(&self, block: u64, stamp: u64, since: u64) -> bool {
+    /// Fails unless a block may have had this content at some time from `since` until now.
+    #[track_caller]
+    pub(crate) fn expect(&self, block: u64, stamp: u64, since: u64) {
         let none = Vec::new();
         let changes = self.changes.get(&block).unwrap_or(&none);
         let initial = Change { stamp: 0, begun: 0, ended: Some(0), is_certain: true };
         let mut sources =
             std::iter::once(&initial).chain(changes).filter(|change| change.stamp == stamp);
-        sources.any(|source| {
+        let is_permitted = sources.any(|source| {
             let overwritten = |later: &Change| {
                 let after = source.ended.is_some_and(|ended| ended < later.begun);
                 after && later.is_certain && later.ended.is_some_and(|ended| ended < since)
             };
             !changes.iter().any(overwritten)
-        })
+        });
+        assert!(is_permitted, "block {block} cannot contain {stamp:#x}");
     }
 }

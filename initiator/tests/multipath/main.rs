@@ -252,15 +252,14 @@ impl Lab {
             (Ok(()), Operation::Read) => {
                 let bytes = self.pool.bytes(done.data.as_ref().expect("data"));
                 for (block, bytes) in range.zip(bytes.chunks(BLOCK_BYTES)) {
-                    let found = stamp(bytes);
-                    assert!(self.checker.permits(block, found, begun), "block {block}: {found:#x}");
+                    self.checker.expect(block, stamp(bytes), begun);
                 }
             }
             (Ok(()), Operation::LbaStatus) => {
                 let found = Allocation::of(range.start, done, &mut self.pool).expect("a list");
                 let is_hole = |block: &u64| found.at(*block, range.end).is_some_and(|it| !it.0);
                 for block in range.clone().filter(is_hole) {
-                    assert!(self.checker.permits(block, 0, begun), "block {block} is no hole");
+                    self.checker.expect(block, 0, begun);
                 }
                 return;
             }
@@ -275,8 +274,7 @@ impl Lab {
 
     fn expect_durable(&self, blocks: std::ops::Range<u64>, since: u64) {
         for block in blocks {
-            let found = self.target.durable[block as usize];
-            assert!(self.checker.permits(block, found, since), "durable {block}: {found:#x}");
+            self.checker.expect(block, self.target.durable[block as usize], since);
         }
     }
 

@@ -146,10 +146,11 @@ fn seeded_bugs_are_found() {
         (World::Group, SeededBug::LateExclusion),
         (World::Group, SeededBug::EarlyFailure),
     ] {
-        let is_found =
-            |seed: &u64| std::panic::catch_unwind(|| run(world, *seed, Some(bug))).is_err();
-        let found = (0..1000).find(is_found);
+        let found = (0..1000).find_map(|seed| {
+            let why = std::panic::catch_unwind(|| run(world, seed, Some(bug))).err()?;
+            Some((seed, *why.downcast::<String>().expect("what the checker says")))
+        });
         println!("{bug:?} in {world:?} is found by seed {found:?}");
-        assert!(found.is_some(), "{bug:?}");
+        assert!(found.is_some_and(|(_, why)| why.contains(" cannot contain ")), "{bug:?}");
     }
 }
