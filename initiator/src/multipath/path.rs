@@ -303,13 +303,15 @@ impl Path {
         let mut data = request.data.take().map_or(Data::None, Data::Buf);
         let fabric = r.fabrics.fabric(self.options.fabric);
         let mut io = Io { pool: r.pool, fabric, now: r.now };
-        let queues = if operation.is_admin() { 1 } else { session.io_queues().max(1) };
-        for _ in 0..queues {
-            let mut queue = 0;
-            if !operation.is_admin() {
-                self.next_queue = self.next_queue % queues + 1;
-                queue = self.next_queue;
+        let (first, next, last) = match operation.is_admin() {
+            true => (0, 0, 0),
+            false => {
+                let last = session.io_queues().max(1);
+                self.next_queue = self.next_queue % last + 1;
+                (1, self.next_queue, last)
             }
+        };
+        for queue in (next..=last).chain(first..next) {
             let request = Request { sqe, data, tag: slot.into() };
             match session.submit(queue, request, &mut io) {
                 Ok(()) => {
