@@ -26,11 +26,6 @@ impl Distrust {
     pub fn is_nothing(self) -> bool {
         self == Distrust::default()
     }
-
-    /// Whether writes to the served store may be lost, whatever is at its path.
-    pub fn has_lost_writes(self) -> bool {
-        self.failed_sync.is_some() || self.shortened
-    }
 }
 
 /// Persists which stores are untrusted, by the UUIDs of their namespaces.
