@@ -162,17 +162,10 @@ impl Health {
         self.standing.fetch_or(REPLACED, Ordering::Relaxed);
     }
 
-    /// This is the file again that hosts have written to: available, in one step, unless it was
-    /// shortened.
+    /// This is the file again that hosts have written to: available, unless it was shortened.
     pub(crate) fn end_replaced(&self) {
-        let mut old = self.standing.load(Ordering::Relaxed);
-        loop {
-            let down = if old & SHORTENED == 0 { DOWN } else { 0 };
-            match self.exchange(old, old & !(REPLACED | down)) {
-                Ok(_) => return,
-                Err(now) => old = now,
-            }
-        }
+        self.standing.fetch_and(!REPLACED, Ordering::Relaxed);
+        self.set_up();
     }
 
     /// What is at its path instead of it. The store is served nevertheless.
