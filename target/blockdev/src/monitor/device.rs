@@ -49,7 +49,7 @@ pub struct MonitoredDevice {
 pub(super) struct CheckState {
     pub(super) next_check: Instant,
     /// From when on it is examined because its file was opened or closed.
-    next_touch: Instant,
+    pub(super) next_touch: Instant,
     pub(super) next_record: Instant,
     pub(super) pause: Duration,
     /// Why it could not be reopened, as last logged.

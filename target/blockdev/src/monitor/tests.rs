@@ -581,6 +581,10 @@ fn a_file_that_is_opened_all_the_time_delays_no_other_device() {
     touched.reschedule();
     touched.touched.store(true, Ordering::Relaxed);
     assert!(touched.due_at() < lock(&touched.check).next_check);
+    // Both are due, and the other one for longer.
+    let other_due = lock(&state.devices[1].check).next_check;
+    lock(&touched.check).next_touch = other_due + Duration::from_nanos(1);
+    assert!(touched.is_due(Instant::now()));
     let due = state.next_due().map(|(_, work)| work);
     assert!(matches!(due, Some(Work::Look(store)) if store.place == "other"));
     touched.health.set_down();
