@@ -10,16 +10,16 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{SeekFrom, fstatfs, seek};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::backing::Kind;
 use super::device::BackingDevice;
+use super::file_system::{TMPFS, file_system};
 use crate::lock;
 
 /// `f_type` of statfs(2): ext2, ext3 and ext4; XFS; tmpfs.
-const FILE_SYSTEMS: [u64; 3] = [0xEF53, 0x5846_5342, TMPFS];
-const TMPFS: u64 = 0x0102_1994;
+const FILE_SYSTEMS: [u32; 3] = [0xEF53, 0x5846_5342, TMPFS];
 
 /// Allocated bytes of a file in memory, at most: a search visits each of its pages, while the reactors
 /// that write to it wait for the lock of the inode.
@@ -123,8 +123,7 @@ impl ExtentSearch {
 /// Whether the file system tells, and has holes to tell of: lseek(2) goes to the end of a run of
 /// blocks, however long that is.
 fn is_searchable(file: &File) -> bool {
-    let (Ok(system), Ok(meta)) = (fstatfs(file), file.metadata()) else { return false };
-    let system = system.f_type as u64;
+    let (Some(system), Ok(meta)) = (file_system(file), file.metadata()) else { return false };
     let most = if system == TMPFS { meta.len().min(IN_MEMORY_BYTES_MAX) } else { meta.len() };
     FILE_SYSTEMS.contains(&system) && meta.blocks().saturating_mul(512) < most
 }

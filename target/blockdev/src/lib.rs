@@ -16,6 +16,7 @@ mod erase;
 mod errno;
 mod extents;
 pub(crate) mod fault_injection;
+mod file_system;
 mod health;
 mod hold;
 mod io_engine;

@@ -17,13 +17,12 @@ use std::path::Path;
 use nix::sys::stat::major;
 use nix::sys::statfs::fstatfs;
 
+use super::file_system::{BTRFS, TMPFS, file_system};
 use super::sysfs::Device;
 
 /// `f_type` of statfs(2).
-pub(crate) const BTRFS: u32 = 0x9123_683e;
 const ZFS: u32 = 0x2fc1_2fc1;
 const BCACHEFS: u32 = 0xca45_1a4e;
-const TMPFS: u32 = 0x0102_1994;
 const RAMFS: u32 = 0x8584_58f6;
 const HUGETLBFS: u32 = 0x9584_58f6;
 
@@ -52,7 +51,7 @@ impl Below {
 
 /// Whether a file is on tmpfs: its pages are in memory and have no device below.
 pub(super) fn is_on_tmpfs(file: &File) -> bool {
-    fstatfs(file).is_ok_and(|system| system.filesystem_type().0 as u32 == TMPFS)
+    file_system(file) == Some(TMPFS)
 }
 
 /// A namespace whose blocks may be torn at a power failure.

@@ -18,9 +18,9 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::sys::statfs::fstatfs;
 use tracing::{info, warn};
 
+use super::file_system::file_system;
 use super::open_error::OpenError;
 use crate::durable;
 use crate::record::{self, seal, unseal};
@@ -51,8 +51,7 @@ pub(super) fn may_have_other_machines(file: &File) -> bool {
     if tests::is_pretended() {
         return true;
     }
-    let kind = fstatfs(file).map(|system| system.filesystem_type().0 as u32);
-    kind.is_ok_and(|kind| OF_SEVERAL_MACHINES.contains(&kind))
+    file_system(file).is_some_and(|kind| OF_SEVERAL_MACHINES.contains(&kind))
 }
 
 /// Identity of a daemon, as seen from other machines.

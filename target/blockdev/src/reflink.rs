@@ -12,15 +12,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    IFlags, XattrFlags, fgetxattr, fsetxattr, fstatfs, ioctl_ficlone, ioctl_getflags,
-    ioctl_setflags,
+    IFlags, XattrFlags, fgetxattr, fsetxattr, ioctl_ficlone, ioctl_getflags, ioctl_setflags,
 };
 use rustix::io::Errno;
 
 use super::backing::Kind;
 use super::device::BackingDevice;
+use super::file_system::{BTRFS, file_system};
 use super::hold::{BLOCK_SIZE, is_same};
-use super::media_properties::BTRFS;
 use crate::durable;
 
 /// A copy that has no name yet.
@@ -245,7 +244,7 @@ impl BackingDevice {
 }
 
 fn is_btrfs(file: &File) -> bool {
-    fstatfs(file).is_ok_and(|system| system.f_type as u32 == BTRFS)
+    file_system(file) == Some(BTRFS)
 }
 
 fn unsupported(directory: &Path) -> ReflinkError {

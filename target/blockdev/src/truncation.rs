@@ -23,12 +23,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rustix::fs::fstatfs;
 use vm_memory::{
     FileOffset, MmapRegion, ReadVolatile, VolatileMemory, VolatileMemoryError, VolatileSlice,
     WriteVolatile,
 };
 
+use crate::file_system::file_system;
 use crate::lock;
 use crate::owner_file::may_have_other_machines;
 
@@ -96,8 +96,7 @@ impl Truncation {
 }
 
 fn is_fit(file: &File) -> bool {
-    let is_ntfs3 = fstatfs(file).is_ok_and(|system| system.f_type as u32 == NTFS3);
-    !is_ntfs3 && !may_have_other_machines(file)
+    file_system(file) != Some(NTFS3) && !may_have_other_machines(file)
 }
 
 /// Offset of the page with the last of so many bytes.
