@@ -247,7 +247,7 @@ impl Provisioner {
         self.close(closed);
         self.catalogs.extend(catalogs);
         stores.keep();
-        let mut lines = stores.resize();
+        let lines = stores.resize();
         stores.set_faults(&configs);
         let mut subsystems = Vec::new();
         for config in &configs {
@@ -258,7 +258,7 @@ impl Provisioner {
             let subsystem = self.snapshot(&stores, config);
             // A start reports all of them at once.
             if !self.stores.is_starting() {
-                lines.extend(warn_of_torn(&subsystem, running.as_deref()));
+                warn_of_torn(&subsystem, running.as_deref());
             }
             if running.is_none_or(|running| *running != subsystem) {
                 subsystems.push(Arc::new(subsystem));
@@ -600,10 +600,9 @@ impl Provisioner {
     }
 }
 
-/// Logs which namespaces have blocks that a power failure may tear, and had none before; returns the
-/// sentence.
-fn warn_of_torn(new: &Subsystem, old: Option<&Subsystem>) -> Option<String> {
-    torn::of_new(new, old).inspect(|sentence| warn!("{sentence}"))
+/// Logs which namespaces have blocks that a power failure may tear, and had none before.
+fn warn_of_torn(new: &Subsystem, old: Option<&Subsystem>) {
+    torn::of_new(new, old).iter().for_each(|sentence| warn!("{sentence}"));
 }
 
 /// Returns when every reactor has passed the barrier: a completion must not contradict what was
