@@ -41,7 +41,7 @@ use crate::reactor::{Parts, Reactor, map_pool};
 use crate::state::group_records::GroupRecords;
 use crate::state::power::PowerLog;
 use crate::state::record::StateDir;
-use crate::state::revoked_hosts::PreparedHosts;
+use crate::state::revoked_hosts::{self, PreparedHosts};
 use crate::state::usage::{UsageStore, UsageWriter};
 use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
@@ -156,7 +156,8 @@ impl RunningTarget {
             Shared::new(Arc::clone(&registry), workers, SystemTime::now).with_power(power.meter),
         );
         registry.set_keyring(keyring);
-        keys::keep(&registry, &config).iter().for_each(|sentence| warn!("{sentence}"));
+        let kept = revoked_hosts::keep(&registry, config.state_directory.as_deref());
+        kept.iter().for_each(|sentence| warn!("{sentence}"));
         let (provider, fabrics) = fabrics_of(&config)?;
         let worker = keep(worker, &registry)?;
         let provisioner = Provisioner::new(
@@ -321,7 +322,8 @@ impl RunningTarget {
         if let Some(keyring) = keyring {
             others.extend(self.registry.set_keyring(keyring));
             // If it was not put in place, or another gateway has a key since.
-            others.extend(keys::keep(&self.registry, provisioner.config()));
+            let directory = provisioner.config().state_directory.as_deref();
+            others.extend(revoked_hosts::keep(&self.registry, directory));
         }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
         let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
@@ -604,7 +606,6 @@ mod tests {
     use crate::blockdev::durable::testing::calls;
     use crate::config::{CATALOG_RECORD, HostConfig, NamespaceKind};
     use crate::daemon::*;
-    use crate::state::revoked_hosts;
 
     /// Records that a start finds would be served, and then reverted by a power loss.
     #[test]

@@ -66,14 +66,6 @@ pub(super) fn prepare(
     }
 }
 
-/// Keeps the hosts that have had keys. Returns a sentence if that fails.
-pub(super) fn keep(registry: &Registry, config: &Config) -> Option<String> {
-    if registry.unknown_keyed_hosts().is_some() {
-        return None;
-    }
-    revoked_hosts::keep(&registry.keyed_hosts(), config.state_directory.as_deref())
-}
-
 /// Has hosts refused that have had keys: all without a key, if the list of them is damaged.
 fn revoke(keyring: &mut Keyring, directory: &Path) {
     match revoked_hosts::read(directory) {

@@ -10,6 +10,7 @@ use nvme::Nqn;
 
 use crate::blockdev::lock;
 use crate::blockdev::record::Record;
+use crate::core::registry::Registry;
 use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
 
@@ -84,11 +85,12 @@ pub(crate) fn prepare(
     })
 }
 
-/// Keeps the hosts that have or had keys, if there is a state directory. Returns a sentence if that
-/// fails: then they are refused until the daemon ends.
-pub fn keep(hosts: &BTreeSet<Nqn>, directory: Option<&Path>) -> Option<String> {
-    let directory = directory.filter(|directory| !is_kept(hosts, directory))?;
-    let error = write(directory, hosts).err()?;
+/// Keeps the hosts that have or had keys, if there is a state directory, and unless the kept list is
+/// damaged. Returns a sentence if that fails: then they are refused until the daemon ends.
+pub(crate) fn keep(registry: &Registry, directory: Option<&Path>) -> Option<String> {
+    let (hosts, is_known) = (registry.keyed_hosts(), registry.unknown_keyed_hosts().is_none());
+    let directory = directory.filter(|directory| is_known && !is_kept(&hosts, directory))?;
+    let error = write(directory, &hosts).err()?;
     Some(format!(
         "{} cannot be written: {error}; hosts whose keys were removed are refused until the \
          daemon ends only",

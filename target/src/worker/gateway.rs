@@ -485,10 +485,8 @@ impl Driver {
                 self.cluster.group.name
             );
         }
-        let hosts = self.cluster.registry.keyed_hosts();
-        let is_known = self.cluster.registry.unknown_keyed_hosts().is_none();
-        let directory = self.state_directory.as_deref().filter(|_| is_known);
-        let kept = revoked_hosts::keep(&hosts, directory);
+        let directory = self.state_directory.as_deref();
+        let kept = revoked_hosts::keep(&self.cluster.registry, directory);
         kept.iter().for_each(|sentence| warn!("{sentence}"));
         self.keyed = keyed;
     }
