@@ -21,6 +21,7 @@ mod space;
 mod standby;
 mod trust;
 
+use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -218,17 +219,21 @@ impl DeviceMonitor {
         Ok(())
     }
 
-    /// Logs the stores that the next start will not find, and has that recorded. Waits until the deadline at most.
+    /// Logs the stores that the next start will not find, and has that recorded: one that does not
+    /// answer hides none of another place. Waits until the deadline at most.
     pub fn report_detached(&self, deadline: Instant) {
-        let mut devices = lock(&self.shared.state).devices.clone();
-        devices.retain(|it| it.has_path());
-        if devices.is_empty() {
-            return;
+        let mut places = BTreeMap::<u64, Vec<Arc<MonitoredDevice>>>::new();
+        for device in lock(&self.shared.state).devices.iter().filter(|it| it.has_path()) {
+            let place = device.place_now.load(Ordering::Relaxed);
+            places.entry(place).or_default().push(Arc::clone(device));
         }
-        // One whose directory does not answer hides no other that is known.
-        devices.sort_by_key(|it| it.health.detached().is_none());
-        let report = move || devices.iter().for_each(|it| it.report_detached());
-        if let Ok(done) = self.shared.pool.spawn(report) {
+        let begun = places.into_values().filter_map(|mut devices| {
+            // One whose directory does not answer hides no other that is known.
+            devices.sort_by_key(|it| it.health.detached().is_none());
+            let report = move || devices.iter().for_each(|it| it.report_detached());
+            self.shared.pool.spawn(report).ok()
+        });
+        for done in begun.collect::<Vec<_>>() {
             let _ = done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }

@@ -396,6 +396,27 @@ fn a_replacement_just_before_the_stop_is_recorded() {
 }
 
 #[test]
+fn a_device_that_hangs_hides_no_replacement_of_another_at_the_stop() {
+    let records = Arc::new(MemoryTrust::default());
+    let mut bench = Bench::new();
+    bench.restart(&records, || {});
+    bench.postpone();
+    let kind = BackingKind::File { path: bench.dir.join("hangs"), size: Some(SIZE) };
+    let config = BackingConfig { kind, ..bench.device.config.clone() };
+    let backing = BackingDevice::open(&config).unwrap();
+    let hangs = Arc::new(MonitoredDevice::new(DeviceId(3), String::new(), config, backing));
+    hangs.place_now.store(0, Ordering::Relaxed);
+    lock(&hangs.check).next_check += Duration::from_secs(3600);
+    lock(&bench.monitor.shared.state).devices.insert(0, Arc::clone(&hangs));
+    let hung = lock(&hangs.current);
+    bench.exchange(SIZE, 0x77);
+    // None of them has to answer in time.
+    bench.monitor.report_detached(Instant::now());
+    bench.until("it is recorded", |_| records.of(uuid::Uuid::from_u128(1)).replaced.is_some());
+    drop(hung);
+}
+
+#[test]
 fn a_timed_out_trust_request_changes_nothing() {
     let mut bench = Bench::new();
     bench.device.backing().fail_sync(Status::WRITE_FAULT);
