@@ -33,7 +33,7 @@ use nvme::Nqn;
 use tracing::{info, warn};
 
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::monitor::{DeviceMonitor, TrustRecords};
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, SubsystemConfig};
 use crate::core::message::{Message, MessageBarrier};
 use crate::core::registry::{Change, Registry};
@@ -291,10 +291,11 @@ impl Provisioner {
                 continue;
             }
             let is_trusted = store.monitored.health().sync_failure().is_none();
-            let is_back = stores.trust.of(uuid).replaced.is_some() && store.monitored.is_trusted();
-            // The file that hosts have written to is at its path again: nothing is lost.
-            let hosts = if is_back { Vec::new() } else { stores.trust.hosts(uuid) };
-            self.registry.restore_hosts((place, uuid.into_bytes()), &hosts, is_trusted);
+            let namespace = (place, uuid.into_bytes());
+            let [unreported, unflushed] = stores.trust.hosts(uuid);
+            // Nothing of these is lost before another file is trusted.
+            self.registry.restore_hosts(namespace, &unflushed, false);
+            self.registry.restore_hosts(namespace, &unreported, is_trusted);
             if !store.monitored.is_trusted() {
                 self.registry.presume_written(&nqn, nsid);
             }
@@ -612,3 +613,6 @@ fn wait_for_reactors(barrier: MessageBarrier) {
         warn!(reactor, "does not answer");
     }
 }
+
+#[cfg(test)]
+mod tests;

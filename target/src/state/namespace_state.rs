@@ -41,41 +41,48 @@ use crate::state::record::StateDir;
 struct SectionKind {
     /// Name in brackets; suffix of the earlier file.
     name: &'static str,
-    /// Kind and version of the earlier file.
-    earlier: (&'static str, u32),
+    /// Kind and version of the earlier file, if there was one.
+    earlier: Option<(&'static str, u32)>,
     thing: &'static str,
-    /// Hosts rely on it whatever the UUID is; for a block size there is another rule.
+    /// Hosts rely on it whatever the UUID is. For a block size there is another rule, and that the
+    /// path of a file has led elsewhere is of use under its own UUID only.
     is_relied_on: bool,
 }
 
-const KINDS: [SectionKind; 5] = [
+const KINDS: [SectionKind; 6] = [
     SectionKind {
         name: "format",
-        earlier: ("format", 2),
+        earlier: Some(("format", 2)),
         thing: "a block size",
         is_relied_on: false,
     },
     SectionKind {
         name: "protection",
-        earlier: ("write protection", 1),
+        earlier: Some(("write protection", 1)),
         thing: "write protection",
         is_relied_on: true,
     },
     SectionKind {
+        name: "replaced",
+        earlier: None,
+        thing: "a file that was replaced",
+        is_relied_on: false,
+    },
+    SectionKind {
         name: "reservation",
-        earlier: ("reservation", 1),
+        earlier: Some(("reservation", 1)),
         thing: "a reservation",
         is_relied_on: true,
     },
     SectionKind {
         name: "trust",
-        earlier: ("trust", 1),
+        earlier: Some(("trust", 1)),
         thing: "a failed flush, or a file that was shortened",
         is_relied_on: true,
     },
     SectionKind {
         name: "uncorrectable",
-        earlier: ("uncorrectable blocks", 1),
+        earlier: Some(("uncorrectable blocks", 1)),
         thing: "blocks that cannot be read",
         is_relied_on: true,
     },
@@ -85,6 +92,9 @@ const EXTENSION: &str = "namespace";
 
 /// Serializes changes of sections and conversions of files, so that none is lost.
 static CHANGES: Mutex<()> = Mutex::new(());
+
+/// The name of a section, and its lines; none: it is not persisted.
+pub(crate) type NamedLines = (&'static str, Option<String>);
 
 /// The lines of each section, by its name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -202,12 +212,8 @@ impl NamespaceFile {
         let Ok(LoadedSections { sections, .. }) = self.read() else {
             return vec!["what cannot be read"];
         };
-        // That the path of a file has led elsewhere is of use under its own UUID only.
-        let is_of_use = |body: &String| !body.starts_with("failed_sync 0000\nshortened 0\n");
-        let is_there = |kind: &&SectionKind| {
-            let body = sections.0.get(kind.name).filter(|_| kind.is_relied_on);
-            body.is_some_and(|body| kind.name != "trust" || is_of_use(body))
-        };
+        let is_there =
+            |kind: &&SectionKind| kind.is_relied_on && sections.0.contains_key(kind.name);
         KINDS.iter().filter(is_there).map(|kind| kind.thing).collect()
     }
 
@@ -215,12 +221,47 @@ impl NamespaceFile {
     ///
     /// # Errors
     /// As [`Persist::replace_lines`].
+    #[cfg(test)]
     pub(crate) fn replace<S: Section>(
         &self,
         new: Option<&S>,
         before: Option<&S>,
     ) -> io::Result<()> {
         (self as &dyn Persist).replace(new, before)
+    }
+
+    /// Replaces sections, or removes them: all or none.
+    ///
+    /// # Errors
+    /// As [`Persist::replace_lines`].
+    pub(crate) fn replace_all<const N: usize>(
+        &self,
+        new: [NamedLines; N],
+        before: [NamedLines; N],
+    ) -> io::Result<()> {
+        let _alone = lock(&CHANGES);
+        let names = new.each_ref().map(|(name, _)| format!("[{name}]")).join(", ");
+        let found = self.read().map_err(io::Error::other);
+        let replaced = found.and_then(|found| {
+            self.convert(&found)?;
+            let write = |lines| self.write(found.sections.clone(), lines);
+            write(new).inspect_err(|_| {
+                let is_as_before = |LoadedSections { sections: Sections(now), .. }| {
+                    before.iter().all(|(name, lines)| now.get(name) == lines.as_ref())
+                };
+                if self.read().is_ok_and(is_as_before) {
+                    return;
+                }
+                // The rename has happened. Hosts were reported the previous state, so restore it.
+                if let Err(failure) = write(before) {
+                    error!("cannot roll back {names}: {failure}");
+                }
+            })
+        });
+        replaced.inspect_err(|failure| {
+            let shown = self.path();
+            error!("cannot persist {names} in {}: {failure}", shown.display());
+        })
     }
 
     /// Removes all state of a deleted namespace.
@@ -236,7 +277,7 @@ impl NamespaceFile {
         let mut earlier = Vec::new();
         let mut sections = BTreeMap::new();
         for (kind, name) in KINDS.iter().zip(self.earlier()) {
-            let (first, version) = kind.earlier;
+            let Some((first, version)) = kind.earlier else { continue };
             let remedy = format!("remove it if {} of it is needed no more", kind.thing);
             let body = |text: &[u8]| record::body(text, first, version).map(str::to_owned);
             if let Some(body) = directory.load_as(&name, &remedy, body)? {
@@ -270,15 +311,16 @@ impl NamespaceFile {
         found.earlier.iter().try_for_each(|name| directory.remove(name))
     }
 
-    /// Writes all sections, including the new value of this one.
-    fn write(
+    /// Writes all sections, including the new values of these.
+    fn write<const N: usize>(
         &self,
         Sections(mut all): Sections,
-        name: &'static str,
-        lines: Option<String>,
+        changed: [NamedLines; N],
     ) -> io::Result<()> {
-        all.remove(name);
-        all.extend(lines.map(|lines| (name, lines)));
+        for (name, lines) in changed {
+            all.remove(name);
+            all.extend(lines.map(|lines| (name, lines)));
+        }
         match all.is_empty() {
             true => StateDir(&self.directory).remove(&self.name()),
             false => StateDir(&self.directory).replace(&self.name(), &Sections(all)),
@@ -324,27 +366,7 @@ impl Persist for NamespaceFile {
         new: Option<String>,
         before: Option<String>,
     ) -> io::Result<()> {
-        let _alone = lock(&CHANGES);
-        let found = self.read().map_err(io::Error::other);
-        let replaced = found.and_then(|found| {
-            self.convert(&found)?;
-            let write = |lines| self.write(found.sections.clone(), name, lines);
-            write(new).inspect_err(|_| {
-                let is_as_before =
-                    |now: LoadedSections| now.sections.0.get(name) == before.as_ref();
-                if self.read().is_ok_and(is_as_before) {
-                    return;
-                }
-                // The rename has happened. Hosts were reported the previous state, so restore it.
-                if let Err(failure) = write(before) {
-                    error!("cannot roll back [{name}]: {failure}");
-                }
-            })
-        });
-        replaced.inspect_err(|failure| {
-            let shown = self.path();
-            error!("cannot persist [{name}] in {}: {failure}", shown.display());
-        })
+        self.replace_all([(name, new)], [(name, before)])
     }
 
     /// Path of the file, which exists after the conversion.

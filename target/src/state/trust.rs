@@ -6,9 +6,11 @@
 //! It is persisted by the UUID of the namespace, in the state directory, with the hosts that do not
 //! know of the failure: after a trust the next flush of each fails
 //! ([`crate::core::subsystem::unflushed`]). Without such a directory it ends with the daemon.
+//!
+//! That the path of a file leads elsewhere has a section of its own, with the hosts that have not
+//! flushed what they wrote to that file: this is lost only if another file is trusted.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -21,7 +23,7 @@ use crate::blockdev::monitor::{Distrust, TrustRecords};
 use crate::blockdev::{Inode, lock};
 use crate::core::registry::{HostKey, Registry};
 use crate::core::subsystem::persistence::Section;
-use crate::state::namespace_state::NamespaceFile;
+use crate::state::namespace_state::{NamedLines, NamespaceFile};
 
 /// Devices that are not trusted, by the UUID of their namespaces.
 #[derive(Debug, Default)]
@@ -43,9 +45,10 @@ impl DeviceTrust {
         self.registry.get_or_init(|| Arc::clone(registry));
     }
 
-    /// The persisted hosts of a namespace.
-    pub(crate) fn hosts(&self, uuid: Uuid) -> Vec<HostKey> {
-        self.reason(&mut lock(&self.known), uuid).hosts
+    /// The persisted hosts of a namespace: those that do not know of a failure, and those with
+    /// unflushed writes to a file whose path led elsewhere.
+    pub(crate) fn hosts(&self, uuid: Uuid) -> [Vec<HostKey>; 2] {
+        self.reason(&mut lock(&self.known), uuid).hosts()
     }
 
     /// Removes hosts that know of the failure now; where a file is served whose path leads elsewhere,
@@ -53,14 +56,15 @@ impl DeviceTrust {
     /// while another record is written, which may hang.
     pub(crate) fn update_hosts(&self) {
         let Ok(mut known) = self.known.try_lock() else { return };
-        let is_due = |it: &Reason| !it.hosts.is_empty() || it.distrust.replaced.is_some();
+        let is_due = |it: &Reason| !it.lost.hosts.is_empty() || it.replaced.is_some();
         let due = known.iter().filter(|(_, reason)| is_due(reason));
         let due: Vec<_> = due.map(|(uuid, it)| (*uuid, it.clone())).collect();
         for (uuid, mut reason) in due {
-            let Some(now) = self.hosts_now(uuid, reason.distrust) else { continue };
-            match reason.distrust.replaced {
-                Some(_) => reason.hosts = now,
-                None => reason.hosts.retain(|host| now.contains(host)),
+            let hosts = self.hosts_now(uuid, reason.distrust());
+            let Some([unreported, unflushed]) = hosts else { continue };
+            reason.lost.hosts.retain(|host| unreported.contains(host));
+            if let Some(replaced) = &mut reason.replaced {
+                replaced.hosts = unflushed;
             }
             if known.get(&uuid) != Some(&reason) {
                 let _ = self.replace(&mut known, uuid, reason);
@@ -73,9 +77,13 @@ impl DeviceTrust {
         self.replace(&mut lock(&self.known), uuid, Reason::default())
     }
 
-    /// The hosts that do not know; none if the namespace was never served.
-    fn hosts_now(&self, uuid: Uuid, distrust: Distrust) -> Option<Vec<HostKey>> {
-        self.registry.get()?.unreported_hosts(uuid.into_bytes(), distrust.is_nothing())
+    /// The same hosts as they are now; none if the namespace was never served.
+    fn hosts_now(&self, uuid: Uuid, distrust: Distrust) -> Option<[Vec<HostKey>; 2]> {
+        let registry = self.registry.get()?;
+        let hosts = |is_trusted| registry.unreported_hosts(uuid.into_bytes(), is_trusted);
+        // While only the path of a file leads elsewhere, nothing is lost.
+        let is_trusted = Distrust { replaced: None, ..distrust }.is_nothing();
+        Some([hosts(is_trusted)?, hosts(false)?])
     }
 
     fn reason(&self, known: &mut BTreeMap<Uuid, Reason>, uuid: Uuid) -> Reason {
@@ -83,16 +91,18 @@ impl DeviceTrust {
             return reason.clone();
         }
         let Some(directory) = &self.directory else { return Reason::default() };
-        let reason = NamespaceFile::new(directory, uuid).load().unwrap_or_else(|why| {
+        let file = NamespaceFile::new(directory, uuid);
+        let load = || Ok(Reason { lost: file.load()?.unwrap_or_default(), replaced: file.load()? });
+        let reason = load().unwrap_or_else(|why: String| {
             error!(
                 "{why}; its flush counts as failed: check the data, then \
                  `nvmfctl namespace trust`"
             );
             let distrust =
                 Distrust { failed_sync: Some(Status::WRITE_FAULT), ..Distrust::default() };
-            Some(Reason { distrust, hosts: Vec::new() })
+            Reason::new(distrust, [Vec::new(), Vec::new()])
         });
-        known.entry(uuid).or_insert(reason.unwrap_or_default()).clone()
+        known.entry(uuid).or_insert(reason).clone()
     }
 
     fn replace(
@@ -102,9 +112,9 @@ impl DeviceTrust {
         reason: Reason,
     ) -> io::Result<()> {
         if let Some(directory) = &self.directory {
-            let before = known.get(&uuid).filter(|before| !before.is_nothing());
-            let new = Some(&reason).filter(|_| !reason.is_nothing());
-            NamespaceFile::new(directory, uuid).replace(new, before)?;
+            let before = known.get(&uuid).cloned().unwrap_or_default().sections();
+            let new = reason.sections();
+            NamespaceFile::new(directory, uuid).replace_all(new, before)?;
         }
         known.insert(uuid, reason);
         Ok(())
@@ -117,14 +127,14 @@ impl TrustRecords for DeviceTrust {
     }
 
     fn of(&self, uuid: Uuid) -> Distrust {
-        self.reason(&mut lock(&self.known), uuid).distrust
+        self.reason(&mut lock(&self.known), uuid).distrust()
     }
 
     fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
         let hosts = self.hosts_now(uuid, distrust);
         let mut known = lock(&self.known);
-        let hosts = hosts.unwrap_or_else(|| self.reason(&mut known, uuid).hosts);
-        let reason = Reason { distrust, hosts };
+        let hosts = hosts.unwrap_or_else(|| self.reason(&mut known, uuid).hosts());
+        let reason = Reason::new(distrust, hosts);
         if !distrust.is_nothing() {
             known.insert(uuid, reason.clone());
         }
@@ -132,61 +142,103 @@ impl TrustRecords for DeviceTrust {
     }
 }
 
-/// Reason for the distrust of a device, and the hosts that do not know of it, as a section.
+/// Reason for the distrust of a device, and the hosts that do not know of it, as sections.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Reason {
-    pub(crate) distrust: Distrust,
-    pub(crate) hosts: Vec<HostKey>,
+struct Reason {
+    lost: LostWrites,
+    replaced: Option<ReplacedFile>,
 }
 
 impl Reason {
-    fn is_nothing(&self) -> bool {
-        *self == Reason::default()
+    fn new(distrust: Distrust, [hosts, unflushed]: [Vec<HostKey>; 2]) -> Reason {
+        let Distrust { failed_sync, shortened, replaced } = distrust;
+        let replaced = replaced.map(|inode| ReplacedFile { inode, hosts: unflushed });
+        Reason { lost: LostWrites { failed_sync, shortened, hosts }, replaced }
+    }
+
+    fn distrust(&self) -> Distrust {
+        let LostWrites { failed_sync, shortened, .. } = self.lost;
+        Distrust { failed_sync, shortened, replaced: self.replaced.as_ref().map(|it| it.inode) }
+    }
+
+    fn hosts(&self) -> [Vec<HostKey>; 2] {
+        let unflushed = self.replaced.as_ref().map(|it| it.hosts.clone());
+        [self.lost.hosts.clone(), unflushed.unwrap_or_default()]
+    }
+
+    fn sections(&self) -> [NamedLines; 2] {
+        let lost = Some(&self.lost).filter(|it| **it != LostWrites::default());
+        let replaced = self.replaced.as_ref();
+        [
+            (LostWrites::NAME, lost.map(Section::emit)),
+            (ReplacedFile::NAME, replaced.map(Section::emit)),
+        ]
     }
 }
 
-impl Section for Reason {
+/// Writes that may be lost, and the hosts that do not know of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct LostWrites {
+    pub(crate) failed_sync: Option<Status>,
+    pub(crate) shortened: bool,
+    pub(crate) hosts: Vec<HostKey>,
+}
+
+impl Section for LostWrites {
     const NAME: &'static str = "trust";
 
     fn emit(&self) -> String {
-        let Distrust { failed_sync, shortened, replaced } = self.distrust;
-        let status = failed_sync.map_or(0, Status::field);
-        let mut text = format!("failed_sync {status:04x}\nshortened {}\n", u8::from(shortened));
-        // Writing to a string does not fail.
-        if let Some(Inode { device, number, born_ns }) = replaced {
-            let _ = writeln!(text, "replaced {device} {number} {born_ns}");
-        }
-        for (host, id) in &self.hosts {
-            let _ = writeln!(text, "host {} {host}", Uuid::from_bytes(*id));
-        }
-        text
+        let status = self.failed_sync.map_or(0, Status::field);
+        let (shortened, hosts) = (u8::from(self.shortened), emit_hosts(&self.hosts));
+        format!("failed_sync {status:04x}\nshortened {shortened}\n{hosts}")
     }
 
-    fn parse(body: &str) -> Option<Reason> {
+    fn parse(body: &str) -> Option<LostWrites> {
         let mut lines = body.lines();
         let field = u16::from_str_radix(lines.next()?.strip_prefix("failed_sync ")?, 16).ok()?;
         let failed_sync = (field != 0).then(|| Status::from_field(field));
         let shortened = lines.next()? == "shortened 1";
-        let mut lines = lines.peekable();
-        let inode = lines.next_if(|line| line.starts_with("replaced "));
-        let replaced = match inode {
-            Some(line) => Some(parse_inode(line.strip_prefix("replaced ")?)?),
-            None => None,
-        };
-        let distrust = Distrust { failed_sync, shortened, replaced };
-        let host = |line: &str| {
-            let (id, host) = line.strip_prefix("host ")?.split_once(' ')?;
-            Some((host.parse().ok()?, id.parse::<Uuid>().ok()?.into_bytes()))
-        };
-        let reason = Reason { distrust, hosts: lines.map(host).collect::<Option<_>>()? };
-        Some(reason).filter(|it| !it.is_nothing())
+        let lost = LostWrites { failed_sync, shortened, hosts: parse_hosts(lines)? };
+        Some(lost).filter(|it| *it != LostWrites::default())
     }
 }
 
-fn parse_inode(text: &str) -> Option<Inode> {
-    let numbers: Vec<_> = text.split(' ').map(|each| each.parse().ok()).collect::<Option<_>>()?;
-    let [device, number, born_ns] = numbers.try_into().ok()?;
-    Some(Inode { device, number, born_ns })
+/// A file that was served for writing while its path led elsewhere, and the hosts that have not
+/// flushed what they have written to it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ReplacedFile {
+    pub(crate) inode: Inode,
+    pub(crate) hosts: Vec<HostKey>,
+}
+
+impl Section for ReplacedFile {
+    const NAME: &'static str = "replaced";
+
+    fn emit(&self) -> String {
+        let Inode { device, number, born_ns } = self.inode;
+        format!("inode {device} {number} {born_ns}\n{}", emit_hosts(&self.hosts))
+    }
+
+    fn parse(body: &str) -> Option<ReplacedFile> {
+        let mut lines = body.lines();
+        let numbers = lines.next()?.strip_prefix("inode ")?.split(' ');
+        let numbers: Vec<_> = numbers.map(|each| each.parse().ok()).collect::<Option<_>>()?;
+        let [device, number, born_ns] = numbers.try_into().ok()?;
+        let inode = Inode { device, number, born_ns };
+        Some(ReplacedFile { inode, hosts: parse_hosts(lines)? })
+    }
+}
+
+fn emit_hosts(hosts: &[HostKey]) -> String {
+    hosts.iter().map(|(host, id)| format!("host {} {host}\n", Uuid::from_bytes(*id))).collect()
+}
+
+fn parse_hosts<'a>(lines: impl Iterator<Item = &'a str>) -> Option<Vec<HostKey>> {
+    let host = |line: &str| {
+        let (id, host) = line.strip_prefix("host ")?.split_once(' ')?;
+        Some((host.parse().ok()?, id.parse::<Uuid>().ok()?.into_bytes()))
+    };
+    lines.map(host).collect()
 }
 
 #[cfg(test)]
@@ -244,27 +296,44 @@ mod tests {
         hosts_of[1].unflushed.presume_written(2);
         let first = records();
         first.with_hosts_of(&registry);
+        let kept = || records().hosts(uuid)[0].clone();
         first.set(uuid, FAILED).unwrap();
-        assert_eq!(records().hosts(uuid), []);
-        first.set(uuid, MOVED).unwrap();
-        hosts_of[0].unflushed.presume_written(1);
-        first.update_hosts();
-        assert_eq!(records().hosts(uuid), hosts[..1], "it writes to the file that has no path");
+        assert_eq!(kept(), []);
         registry.presume_written(&nqn, 1);
         first.set(uuid, FAILED).unwrap();
-        assert_eq!((records().of(uuid), records().hosts(uuid)), (FAILED, hosts.to_vec()));
+        assert_eq!((records().of(uuid), kept()), (FAILED, hosts.to_vec()));
         registry.report_lost_writes(&nqn, 1);
         first.set(uuid, Distrust::default()).unwrap();
-        assert_eq!(
-            (records().of(uuid), records().hosts(uuid)),
-            (Distrust::default(), hosts.to_vec())
-        );
+        assert_eq!((records().of(uuid), kept()), (Distrust::default(), hosts.to_vec()));
         first.update_hosts();
-        assert_eq!(records().hosts(uuid), hosts);
+        assert_eq!(kept(), hosts);
         assert_eq!(hosts_of[0].unflushed.begin_flush(1), None);
         first.update_hosts();
-        assert_eq!(records().hosts(uuid), hosts[1..]);
+        assert_eq!(kept(), hosts[1..]);
+        // The path of the file leads elsewhere, and the host that knows writes to it.
+        hosts_of[0].unflushed.presume_written(1);
+        first.set(uuid, MOVED).unwrap();
+        assert_eq!(records().hosts(uuid), [hosts[1..].to_vec(), hosts.to_vec()]);
+        assert_eq!(hosts_of[1].unflushed.begin_flush(1), None);
+        first.update_hosts();
+        assert_eq!(records().hosts(uuid), [vec![], hosts[..1].to_vec()]);
         first.forget(uuid).unwrap();
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+    }
+
+    /// The monitor of the next start may record that before the hosts are restored.
+    #[test]
+    fn a_file_that_is_back_after_a_restart_leaves_the_hosts_of_an_earlier_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        let records = || DeviceTrust::new(Some(directory.path().to_owned()));
+        let hosts = [1, 2].map(|host| ("nqn.2026-11.host:a".parse().unwrap(), [host; 16]));
+        let file = NamespaceFile::new(directory.path(), UUID);
+        let moved = Reason::new(MOVED, [hosts[..1].to_vec(), hosts.to_vec()]);
+        file.replace_all(moved.sections(), Reason::default().sections()).unwrap();
+        assert_eq!(records().hosts(UUID), moved.hosts());
+        records().set(UUID, Distrust::default()).unwrap();
+        assert_eq!(records().hosts(UUID), [hosts[..1].to_vec(), vec![]]);
+        records().forget(UUID).unwrap();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
 

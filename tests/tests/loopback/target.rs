@@ -125,7 +125,13 @@ block_size = 512
     /// Stops it and starts it again, over the same stores and with the same memory of before, and
     /// with `more`.
     pub(crate) fn restart(&mut self, more: &str) {
+        self.restart_after(more, || {});
+    }
+
+    /// The same, with something else in between.
+    pub(crate) fn restart_after(&mut self, more: &str, between: impl FnOnce()) {
         self.take().stop(Instant::now() + Duration::from_secs(60));
+        between();
         self.target =
             Some(RunningTarget::start(self.config(more)).expect("the target starts again"));
     }

@@ -1,5 +1,7 @@
 //! Failed flushes, and who may declare the backing store trusted again.
 
+use std::fs;
+
 use nvmfd::blockdev::{Health, InjectedFault};
 
 use super::*;
@@ -119,6 +121,50 @@ fn hosts_with_unflushed_writes_fail_one_flush_after_trust_and_restart() {
     let mut writer = connect(&target, 1);
     writer.flush(1).expect("once, also after a restart");
     writer.disconnect();
+}
+
+/// The path of the file leads elsewhere when the daemon stops.
+#[test]
+fn unflushed_writes_to_a_file_count_as_lost_only_if_another_one_is_trusted() {
+    let mut target = TestTarget::start();
+    let connect = |target: &TestTarget, id: u8| {
+        let options = Options { hostid: [id; 16], ..target.options(1) };
+        let setup = HostOptions { source: None, ..target.setup() };
+        Host::connect(options, setup).expect("connected")
+    };
+    let [image, aside, other] =
+        ["disk1.img", "aside", "other"].map(|name| target.directory().join(name));
+    let mut hosts = [1, 2].map(|id| connect(&target, id));
+    hosts[0].write(FILE, &pattern(1, 4096), false).expect("written");
+    fail_a_flush(&target, &mut hosts[1]);
+    trust(&target);
+    // The first host still has to learn of that; the second one knows, and writes.
+    hosts[1].flush(1).expect("it was told");
+    hosts[1].write(FILE, &pattern(2, 4096), false).expect("written");
+    drop(hosts);
+    fs::rename(&image, &aside).expect("moved");
+    target.restart_after("", || fs::rename(&aside, &image).expect("back"));
+    assert!(!health(&target).is_untrusted());
+    let [mut first, mut second] = [1, 2].map(|id| connect(&target, id));
+    fails_once(&mut first, "that it returns hides no failure");
+    first.flush(1).expect("once");
+    second.flush(1).expect("nothing is lost");
+    // Another file is there this time.
+    second.write(FILE, &pattern(3, 4096), false).expect("written");
+    first.disconnect();
+    drop(second);
+    fs::copy(&image, &other).expect("copied");
+    fs::rename(&other, &image).expect("replaced");
+    target.restart("");
+    assert!(health(&target).is_untrusted());
+    trust(&target);
+    let [mut first, mut second] = [1, 2].map(|id| connect(&target, id));
+    fails_once(&mut second, "its write is in the other file");
+    for host in [&mut first, &mut second] {
+        host.flush(1).expect("flushed");
+    }
+    first.disconnect();
+    second.disconnect();
 }
 
 #[test]

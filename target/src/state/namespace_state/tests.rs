@@ -19,7 +19,7 @@ use crate::core::subsystem::write_protect::Protection;
 use crate::state::block_size;
 use crate::state::namespace_state::*;
 use crate::state::record::tests::damage;
-use crate::state::trust::{DeviceTrust, Reason};
+use crate::state::trust::{DeviceTrust, LostWrites, ReplacedFile};
 
 const UUID: [u8; 16] = [0x11; 16];
 
@@ -75,14 +75,11 @@ fn a_file_that_was_replaced_is_relied_on_under_its_own_uuid_only() {
     let directory = tempdir().unwrap();
     let file = file(directory.path());
     let inode = Inode { device: 1, number: 2, born_ns: 3 };
-    let mut reason = Reason {
-        distrust: Distrust { replaced: Some(inode), ..Distrust::default() },
-        hosts: vec![("nqn.2026-11.host:a".parse().unwrap(), [1; 16])],
-    };
-    file.replace(Some(&reason), None).unwrap();
+    let hosts = vec![("nqn.2026-11.host:a".parse().unwrap(), [1; 16])];
+    file.replace(Some(&ReplacedFile { inode, hosts: hosts.clone() }), None).unwrap();
     assert!(file.relied_on().is_empty());
-    reason.distrust.shortened = true;
-    file.replace(Some(&reason), None).unwrap();
+    // A failure of which this host has to learn.
+    file.replace(Some(&LostWrites { hosts, ..LostWrites::default() }), None).unwrap();
     assert_eq!(file.relied_on().len(), 1);
 }
 
@@ -90,9 +87,9 @@ fn a_file_that_was_replaced_is_relied_on_under_its_own_uuid_only() {
 fn concurrent_changes_of_two_sections_are_both_persisted() {
     let directory = tempdir().unwrap();
     let file = file(directory.path());
-    let distrust = |n: u16| Distrust {
+    let lost = |n: u16| LostWrites {
         failed_sync: Some(Status::from_field((0x280 + n) << 1)),
-        ..Distrust::default()
+        ..LostWrites::default()
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -101,11 +98,11 @@ fn concurrent_changes_of_two_sections_are_both_persisted() {
             }
         });
         for n in 1..=50 {
-            file.replace(Some(&reason(distrust(n))), None).unwrap();
+            file.replace(Some(&lost(n)), None).unwrap();
         }
     });
     assert_eq!(file.load::<State>().unwrap().unwrap().generation, 50);
-    assert_eq!(file.load().unwrap(), Some(reason(distrust(50))));
+    assert_eq!(file.load().unwrap(), Some(lost(50)));
 }
 
 #[test]
@@ -214,10 +211,6 @@ fn earlier(directory: &Path) {
 type Everything = (State, u8, Option<u32>, Vec<Option<u64>>, Distrust);
 
 /// The complete state, as the served objects have it.
-fn reason(distrust: Distrust) -> Reason {
-    Reason { distrust, ..Reason::default() }
-}
-
 fn found(directory: &Path) -> Result<Everything, String> {
     let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
     let bad_blocks = BadBlocks::kept(file(directory))?;
@@ -254,8 +247,9 @@ fn files_of_earlier_versions_are_converted_before_the_first_change() {
     assert!(file(directory.path()).replace::<WriteProtectState>(None, None).is_err());
     fs::remove_dir(&beside).unwrap();
     assert_eq!((found(directory.path()), names(directory.path())), (Ok(expected()), before));
-    let (changed, did) =
-        calls(|| file(directory.path()).replace(Some(&reason(expected().4)), None));
+    let Distrust { failed_sync, shortened, .. } = expected().4;
+    let lost = LostWrites { failed_sync, shortened, hosts: Vec::new() };
+    let (changed, did) = calls(|| file(directory.path()).replace(Some(&lost), None));
     changed.unwrap();
     let durable =
         [format!("write {NAME}.new"), format!("sync {NAME}.new"), format!("rename to {NAME}")];
