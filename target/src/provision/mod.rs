@@ -291,11 +291,8 @@ impl Provisioner {
                 continue;
             }
             let is_trusted = store.monitored.health().sync_failure().is_none();
-            let namespace = (place, uuid.into_bytes());
-            let [unreported, unflushed] = stores.trust.hosts(uuid);
-            // Nothing of these is lost before another file is trusted.
-            self.registry.restore_hosts(namespace, &unflushed, false);
-            self.registry.restore_hosts(namespace, &unreported, is_trusted);
+            let hosts = stores.trust.hosts(uuid);
+            self.registry.restore_hosts((place, uuid.into_bytes()), &hosts, is_trusted);
             if !store.monitored.is_trusted() {
                 self.registry.presume_written(&nqn, nsid);
             }

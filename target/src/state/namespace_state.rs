@@ -104,7 +104,8 @@ impl Record for Sections {
     const KIND: &'static str = "namespace";
     const REMEDY: &'static str = "remove it if all that it may have said of the namespace is \
                                   needed no more: reservation, write protection, blocks that \
-                                  cannot be read, block size, failed flush";
+                                  cannot be read, block size, failed flush, a file \
+                                  that was replaced";
 
     fn emit(&self) -> String {
         self.0.iter().map(|(name, body)| format!("[{name}]\n{body}")).collect()

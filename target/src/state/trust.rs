@@ -133,12 +133,14 @@ impl TrustRecords for DeviceTrust {
     fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()> {
         let hosts = self.hosts_now(uuid, distrust);
         let mut known = lock(&self.known);
-        let hosts = hosts.unwrap_or_else(|| self.reason(&mut known, uuid).hosts());
-        let reason = Reason::new(distrust, hosts);
-        if !distrust.is_nothing() {
-            known.insert(uuid, reason.clone());
-        }
-        self.replace(&mut known, uuid, reason)
+        let before = self.reason(&mut known, uuid);
+        let hosts = hosts.unwrap_or_else(|| before.hosts());
+        let reason = Reason::new(distrust, hosts.clone());
+        self.replace(&mut known, uuid, reason).inspect_err(|_| {
+            // What cannot be persisted is in force, and so is what cannot be removed.
+            let in_force = Reason::new(distrust.with(before.distrust()), hosts);
+            known.insert(uuid, in_force);
+        })
     }
 }
 
@@ -317,6 +319,10 @@ mod tests {
         assert_eq!(hosts_of[1].unflushed.begin_flush(1), None);
         first.update_hosts();
         assert_eq!(records().hosts(uuid), [vec![], hosts[..1].to_vec()]);
+        // One that writes afterwards.
+        hosts_of[1].unflushed.presume_written(1);
+        first.update_hosts();
+        assert_eq!(records().hosts(uuid), [vec![], hosts.to_vec()]);
         first.forget(uuid).unwrap();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
@@ -356,6 +362,8 @@ mod tests {
         assert_eq!(records.of(UUID), FAILED);
         assert!(records.set(UUID, Distrust::default()).is_err());
         assert_eq!(records.of(UUID), FAILED);
+        assert!(records.set(UUID, MOVED).is_err());
+        assert_eq!(records.of(UUID), Distrust { replaced: MOVED.replaced, ..FAILED });
         fs::create_dir(&path).unwrap();
         records.set(UUID, FAILED).unwrap();
         assert_eq!(DeviceTrust::new(Some(path)).of(UUID), FAILED);

@@ -26,6 +26,16 @@ impl Distrust {
     pub fn is_nothing(self) -> bool {
         self == Distrust::default()
     }
+
+    /// For these reasons, and for those.
+    #[must_use]
+    pub fn with(self, other: Distrust) -> Distrust {
+        Distrust {
+            failed_sync: self.failed_sync.or(other.failed_sync),
+            shortened: self.shortened || other.shortened,
+            replaced: self.replaced.or(other.replaced),
+        }
+    }
 }
 
 /// Persists which stores are untrusted, by the UUIDs of their namespaces.

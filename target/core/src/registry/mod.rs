@@ -331,16 +331,20 @@ impl Registry {
         self.lock().hosts.unreported(uuid, is_trusted)
     }
 
-    /// Restores the hosts that were persisted of a namespace which is served from now on.
+    /// Restores the hosts that were persisted of a namespace which is served from now on: those that
+    /// do not know of a failure, and those with unflushed writes to a file whose path led elsewhere,
+    /// of which nothing is lost before another file is trusted. All of them in one step: from then on
+    /// the hosts are as the registry has them.
     pub fn restore_hosts(
         &self,
         (namespace, uuid): ((Nqn, u32), [u8; 16]),
-        hosts: &[HostKey],
+        [unreported, unflushed]: &[Vec<HostKey>; 2],
         is_trusted: bool,
     ) {
         let mut table = self.lock();
         table.hosts.serve_one(namespace, uuid);
-        table.hosts.restore(namespace, hosts, is_trusted);
+        table.hosts.restore(namespace, unflushed, false);
+        table.hosts.restore(namespace, unreported, is_trusted);
     }
 
     /// Called before the backing store of a namespace is trusted again: makes the next flush of
