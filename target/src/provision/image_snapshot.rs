@@ -23,7 +23,7 @@ use crate::core::shared::Shared;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the administrator waits for it. Another client that has the image open and does not
 /// answer delays the end of each change by five seconds.
-pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -107,19 +107,6 @@ impl ImageNamespace {
         Ok(())
     }
 
-    /// Its snapshots, if the cluster answers until then.
-    ///
-    /// # Errors
-    /// Why they are not known.
-    pub(crate) fn list(
-        &self,
-        name: &ImageName,
-        until: Instant,
-    ) -> Result<Vec<ImageSnapshot>, ImageFailure> {
-        let outcome = self.begin(name, Image::snapshots).by(until);
-        Ok(outcome.map_err(|_| ImageFailure::NoAnswer)??)
-    }
-
     /// Does what may wait for the cluster. Requests that hang occupy one thread for an image.
     fn within<T: Send + 'static>(
         &self,
@@ -166,6 +153,22 @@ impl ImageNamespace {
             Err(ImageError::new(sentence, "see `ceph -s`; there is no snapshot"))
         })
     }
+}
+
+/// The snapshots of each of these images. All are asked at once: one that does not answer leaves the
+/// others their time.
+///
+/// # Errors
+/// Why those of an image are not known.
+pub(crate) fn list_snapshots(
+    images: &[(ImageName, ImageNamespace)],
+) -> Vec<Result<Vec<ImageSnapshot>, ImageFailure>> {
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    let begun = images.iter().map(|(name, it)| it.begin(name, Image::snapshots));
+    let begun: Vec<_> = begun.collect();
+    let listed =
+        |task: BlockingTask<'_, _>| Ok(task.by(until).map_err(|_| ImageFailure::NoAnswer)??);
+    begun.into_iter().map(listed).collect()
 }
 
 /// One task of these runs for each image, beside those that open it.

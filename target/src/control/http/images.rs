@@ -1,7 +1,6 @@
 //! `/v1/images`: snapshots and clones of images of Ceph RBD that are served.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -18,7 +17,7 @@ use crate::api::{
 use crate::blockdev::ceph::ImageName;
 use crate::config::{Config, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::control::handle::ControlHandle;
-use crate::provision::image_snapshot::{ANSWER_TIMEOUT, ImageFailure, ImageNamespace};
+use crate::provision::image_snapshot::{ImageFailure, ImageNamespace, list_snapshots};
 
 /// Lists the snapshots of all images that are served for writing, and their clones. Where these are
 /// not known, the answer says why.
@@ -36,16 +35,21 @@ pub(super) async fn list(
     Extension(operations): Extension<FileOperations>,
 ) -> Result<Json<ImageSnapshots>, ApiError> {
     let running = managed.running();
-    let until = Instant::now() + ANSWER_TIMEOUT;
-    let (mut snapshots, mut errors) = (Vec::new(), Vec::new());
+    let (mut asked, mut places) = (Vec::new(), Vec::new());
     for (name, subsystem, namespace) in images(&running.config) {
-        if name.snapshot.is_some() || namespace.read_only {
-            continue;
+        if name.snapshot.is_none()
+            && !namespace.read_only
+            && let Ok(source) = source(&managed, subsystem, namespace)
+        {
+            asked.push((name.clone(), source));
+            places.push((name, subsystem, namespace));
         }
-        let Ok(source) = source(&managed, subsystem, namespace) else { continue };
-        let own = name.clone();
-        let listed = operations.run(name.to_string(), move || source.list(&own, until));
-        let listed = match listed.await? {
+    }
+    let listed =
+        operations.run("the snapshots of all images".to_owned(), move || list_snapshots(&asked));
+    let (mut snapshots, mut errors) = (Vec::new(), Vec::new());
+    for ((name, subsystem, namespace), listed) in places.into_iter().zip(listed.await?) {
+        let listed = match listed {
             Ok(listed) => listed,
             Err(ImageFailure::Refused(why)) => {
                 errors.push(format!("{why}: {}", why.remedy));
