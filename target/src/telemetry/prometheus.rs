@@ -509,6 +509,7 @@ mod tests {
                 refusals: vec![
                     Count { name: "no-room".to_owned(), count: 3 },
                     Count { name: "keep-alive".to_owned(), count: 4 },
+                    Count { name: "shared-host-id".to_owned(), count: 5 },
                 ],
                 troubles: vec![LinkErrors {
                     address: "192.0.2.1".to_owned(),
@@ -616,12 +617,13 @@ mod tests {
                 .to_owned(),
             "nvmfd_refused_hosts_total{reactor=\"0\",cause=\"no-room\"} 3".to_owned(),
             "nvmfd_lost_connections_total{reactor=\"0\",cause=\"keep-alive\"} 4".to_owned(),
+            "nvmfd_lost_connections_total{reactor=\"0\",cause=\"shared-host-id\"} 5".to_owned(),
         ] {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");
         }
         let both =
             |line: &&str| line.contains("_hosts_total{") || line.contains("_connections_total{");
-        assert_eq!(text.lines().filter(both).count(), 2, "a cause is in one of them: {text}");
+        assert_eq!(text.lines().filter(both).count(), 3, "a cause is in one of them: {text}");
         assert!(text.ends_with("# EOF\n"));
         for name in ["cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "open_fds"]
         {
