@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::ceph::{ClusterConfig, ImageName};
+use super::ceph::{ClusterConfig, CreatedImage, ImageName};
 
 /// Configuration of a backing store.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +50,8 @@ pub enum BackingKind {
         image: ImageName,
         /// How its cluster is reached.
         cluster: ClusterConfig,
+        /// For one that a host has made.
+        made: Option<CreatedImage>,
     },
 }
 

@@ -61,6 +61,29 @@ impl fmt::Display for ImageName {
     }
 }
 
+/// What an image is recognised by that hosts have made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ImageOrigin {
+    /// Its id in the pool, which no other image gets.
+    Id(String),
+    /// It is being made, or was when that client ended.
+    Client {
+        /// The address of the client.
+        address: String,
+        /// The size of the image.
+        size_bytes: u64,
+    },
+}
+
+/// An image that a host has made: what is opened under its name is this one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CreatedImage {
+    /// Its id.
+    pub id: String,
+    /// Its size, which it has at least.
+    pub size_bytes: u64,
+}
+
 /// How a cluster is reached.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClusterConfig {

@@ -16,7 +16,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use tracing::warn;
 
 use super::backing::{BackingConfig, BackingKind, Geometry, Kind};
-use super::ceph::{ClusterConfig, ImageName};
+use super::ceph::{ClusterConfig, CreatedImage, ImageName};
 use super::device::BackingDevice;
 use super::hold::{
     Hold, Stamp, claim_device, interrupted_rollback, is_same, lock, read_block, shares,
@@ -71,7 +71,9 @@ impl BackingDevice {
                 check_shape(&name, *size, config.block_size_bytes)?;
                 Ok(BackingDevice::assemble(Kind::Null, None, name, *size, config))
             }
-            BackingKind::Rbd { image, cluster } => open_image(image, cluster, config),
+            BackingKind::Rbd { image, cluster, made } => {
+                open_image(image, cluster, made.as_ref(), config)
+            }
         }
     }
 
@@ -120,8 +122,8 @@ impl BackingDevice {
             BackingKind::File { path, .. } => {
                 open_path(path, Some(self.size_bytes()), config, Was::Lost(self.found_bytes()))?
             }
-            BackingKind::Rbd { image, cluster } => {
-                let fresh = open_image(image, cluster, config)?;
+            BackingKind::Rbd { image, cluster, made } => {
+                let fresh = open_image(image, cluster, made.as_ref(), config)?;
                 fresh.has_served_size(self)?;
                 if fresh.health.is_standby() {
                     self.health.set_standby(true);
@@ -335,9 +337,10 @@ const IMAGES: u64 = u64::MAX - 1;
 fn open_image(
     name: &ImageName,
     cluster: &ClusterConfig,
+    made: Option<&CreatedImage>,
     config: &BackingConfig,
 ) -> Result<BackingDevice, OpenError> {
-    let image = Image::open(cluster, name, config.read_only)?;
+    let image = Image::open(cluster, name, made, config.read_only)?;
     let name = format!("rbd image {name}");
     let bytes = image.size_bytes().map_err(|errno| {
         OpenError::new(format!("cannot find out how large {name} is: {}", errno.desc()))

@@ -108,7 +108,7 @@ mod tests {
     fn rbd_images_reference_the_cluster_and_client_address_directory() {
         let ceph = "[ceph]\nconf = '/c'\nkeyring = '/k'\nclient = 'a'";
         let config = read(ceph, "path = 'pool/space/image'").unwrap();
-        let NamespaceKind::Rbd { image, cluster } = &config.subsystems[0].namespaces[0].kind else {
+        let NamespaceKind::Rbd { image, cluster, .. } = &config.subsystems[0].namespaces[0].kind else {
             panic!("{config}");
         };
         assert_eq!(image.to_string(), "pool/space/image");

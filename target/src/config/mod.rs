@@ -44,7 +44,7 @@ use nvme::Nqn;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::blockdev::ceph::{ClusterConfig, ImageName};
+use crate::blockdev::ceph::{ClusterConfig, CreatedImage, ImageName};
 use crate::blockdev::{InjectedFault, IoEngine};
 use crate::core::subsystem::rate_limit::Limit;
 use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, ListenerConfig};
@@ -387,6 +387,9 @@ pub enum NamespaceKind {
         /// How its cluster is reached.
         #[serde(skip)]
         cluster: ClusterConfig,
+        /// For one that a host has made.
+        #[serde(skip)]
+        made: Option<CreatedImage>,
     },
 }
 

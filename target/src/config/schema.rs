@@ -570,7 +570,7 @@ fn kind(
             let At { value: image, span } = image(section)?;
             let words = ("this image", "give each namespace its own image");
             once(&mut seen.paths, image.path(), &span, words, section.report);
-            Some(NamespaceKind::Rbd { image, cluster: scene.ceph.cluster() })
+            Some(NamespaceKind::Rbd { image, cluster: scene.ceph.cluster(), made: None })
         }
         "ram" | "null" => {
             if let Some(path) = section.take::<PathBuf>("path", "nothing") {

@@ -406,7 +406,7 @@ fn look_at(
     missing: Missing,
 ) -> Result<(Option<String>, Below), String> {
     let path = match &namespace.kind {
-        NamespaceKind::Rbd { image, cluster } => {
+        NamespaceKind::Rbd { image, cluster, .. } => {
             let found = probes::image(namespace, image, cluster);
             return Ok((of_image(image, found, is_served, missing)?, Below::default()));
         }

@@ -448,9 +448,9 @@ impl DeviceTable {
         self.by_namespace.get(&(nqn, nsid))
     }
 
-    /// Whether a namespace is served from this file.
-    pub(crate) fn serves(&self, key: Place, file: &Path) -> bool {
-        self.by_namespace.get(&key).is_some_and(|store| store.monitored.is_file(file))
+    /// Whether a namespace is served from this file, or image ([`BackingKind::path`]).
+    pub(crate) fn serves(&self, key: Place, path: &Path) -> bool {
+        self.by_namespace.get(&key).is_some_and(|store| store.monitored.is_at(path))
     }
 
     /// Removes the persisted state of namespaces that are deleted, by UUID.
@@ -610,8 +610,9 @@ pub(crate) fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
         NamespaceKind::File { path, size } => BackingKind::File { path: path.clone(), size: *size },
         NamespaceKind::Ram { size } => BackingKind::Ram { size: *size },
         NamespaceKind::Null { size } => BackingKind::Null { size: *size },
-        NamespaceKind::Rbd { image, cluster } => {
-            BackingKind::Rbd { image: image.clone(), cluster: cluster.clone() }
+        NamespaceKind::Rbd { image, cluster, made } => {
+            let (image, cluster) = (image.clone(), cluster.clone());
+            BackingKind::Rbd { image, cluster, made: made.clone() }
         }
     };
     BackingConfig {

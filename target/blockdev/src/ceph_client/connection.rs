@@ -88,7 +88,7 @@ pub(crate) fn no_pool(config: &ClusterConfig, pool: &str, errno: Errno) -> OpenE
         Errno::ENOENT => OpenError {
             sentence: format!(
                 "there is no pool {pool}: `ceph osd pool create {pool}`, `rbd pool init {pool}`, or \
-                 correct `path`"
+                 correct its name"
             ),
             may_pass: true,
         },

@@ -255,9 +255,9 @@ impl MonitoredDevice {
         matches!(self.config.kind, BackingKind::File { .. })
     }
 
-    /// Whether it is this file.
-    pub fn is_file(&self, other: &Path) -> bool {
-        matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
+    /// Whether it is this file, or the image with this name ([`BackingKind::path`]).
+    pub fn is_at(&self, other: &Path) -> bool {
+        self.config.kind.path().is_some_and(|path| path == other)
     }
 
     /// Called before the size of its file is read, to serve that many bytes. None: it is being

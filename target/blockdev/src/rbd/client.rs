@@ -58,6 +58,14 @@ impl DataClient {
         Client::of(config).map(DataClient)
     }
 
+    pub(super) fn new(client: Arc<Client>) -> DataClient {
+        DataClient(client)
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.0
+    }
+
     /// Its address: what others exclude from the cluster.
     pub fn address(&self) -> &str {
         &self.0.address

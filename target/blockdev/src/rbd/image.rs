@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::client::Client;
 use crate::backing::{Condition, Geometry};
-use crate::ceph::{ClusterConfig, ImageName};
+use crate::ceph::{ClusterConfig, CreatedImage, ImageName};
 use crate::ceph_client::connection::{connect, failed, no_pool};
 use crate::ceph_client::ffi;
 use crate::open_error::OpenError;
@@ -44,13 +44,15 @@ impl std::fmt::Debug for Image {
 }
 
 impl Image {
-    /// Opens an image and takes its lock. Blocks as long as the cluster does not answer.
+    /// Opens an image and takes its lock. `made`: only if it is this one. Blocks as long as the
+    /// cluster does not answer.
     ///
     /// # Errors
     /// One sentence: what was tried, what the cluster answered, what to do.
     pub(crate) fn open(
         config: &ClusterConfig,
         name: &ImageName,
+        made: Option<&CreatedImage>,
         read_only: bool,
     ) -> Result<Image, OpenError> {
         let client = Client::of(config)?;
@@ -66,6 +68,9 @@ impl Image {
         check_features(&raw, name, read_only, asked)?;
         let stripe_bytes = u32::try_from(raw.stripe_bytes().map_err(asked)?).unwrap_or(0);
         let id = raw.id().map_err(asked)?;
+        if let Some(made) = made {
+            check_made(name, made, (&id, raw.size_bytes().map_err(asked)?))?;
+        }
         let mut identity = format!("{}/{}/{}/{id}", client.cluster, name.pool, name.namespace);
         if let Some(snapshot) = &name.snapshot {
             // Another snapshot may get the name.
@@ -333,6 +338,29 @@ fn check_features(
                 name.pool
             )));
         }
+    }
+    Ok(())
+}
+
+/// Refuses an image that is not the one that a host has made, or a part of that.
+fn check_made(
+    name: &ImageName,
+    made: &CreatedImage,
+    (id, size_bytes): (&str, u64),
+) -> Result<(), OpenError> {
+    if id != made.id {
+        return Err(OpenError::new(format!(
+            "{name} is another image (id {id}) than the one that a host has made (id {}): rename it, \
+             and restore that one (`rbd trash ls`)",
+            made.id
+        )));
+    }
+    if size_bytes < made.size_bytes {
+        return Err(OpenError::new(format!(
+            "{name} has {size_bytes} bytes, fewer than the {} that a host has made: restore its size \
+             (`rbd resize`)",
+            made.size_bytes
+        )));
     }
     Ok(())
 }

@@ -14,9 +14,11 @@
 //!   while the cluster does not answer, so all of that is done by tasks that may block.
 
 mod client;
+mod created;
 pub(crate) mod image;
 mod snapshots;
 
 pub use client::DataClient;
+pub use created::{MakeError, Removal, examine_pool, remove_made};
 pub use image::{Examination, Image, examine, library_version};
 pub use snapshots::{ImageError, ImageSnapshot};

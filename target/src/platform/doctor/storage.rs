@@ -75,7 +75,7 @@ fn managed_directory(name: &str, directory: &Path) -> Finding {
 
 fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
     match &namespace.kind {
-        NamespaceKind::Rbd { image, cluster } => {
+        NamespaceKind::Rbd { image, cluster, .. } => {
             of_image(place, image, probes::image(namespace, image, cluster))
         }
         NamespaceKind::File { path, size } => {

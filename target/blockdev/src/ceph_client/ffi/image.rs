@@ -19,7 +19,7 @@ const THICK_PROVISION: i32 = 1;
 /// `RBD_FEATURE_LAYERING`.
 pub(super) const FEATURE_LAYERING: u64 = 1 << 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
-const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 
 /// Maximum number of clients that have an image open.
 const WATCHERS_MAX: usize = 256;

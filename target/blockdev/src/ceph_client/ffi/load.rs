@@ -78,6 +78,7 @@ macro_rules! api {
 
 type AioCallback = unsafe extern "C" fn(Handle, *mut c_void);
 type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
+type DiffCallback = extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
 
 api! {
     rados {
@@ -121,6 +122,10 @@ api! {
         fn rbd_open(Handle, Text, *mut Handle, Text) -> c_int;
         fn rbd_open_read_only(Handle, Text, *mut Handle, Text) -> c_int;
         fn rbd_close(Handle) -> c_int;
+        fn rbd_create4(Handle, Text, u64, Handle) -> c_int;
+        fn rbd_remove(Handle, Text) -> c_int;
+        fn rbd_diff_iterate2(
+            Handle, Text, u64, u64, u8, u8, DiffCallback, *mut c_void) -> c_int;
         fn rbd_get_size(Handle, *mut u64) -> c_int;
         fn rbd_get_features(Handle, *mut u64) -> c_int;
         fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;

@@ -1,6 +1,6 @@
 //! librados and librbd behind safe handles. The only directory that calls them: `load` has their
-//! functions, `cluster` connections, `omap` objects, `image` images, `snapshots` their snapshots and
-//! clones, `completions` what is reported by their threads.
+//! functions, `cluster` connections, `omap` objects, `image` images, `lifecycle` how they are made
+//! and removed, `snapshots` their snapshots and clones, `completions` what is reported by their threads.
 //!
 //! # How the unsafe code is fenced
 //!
@@ -19,6 +19,7 @@
 mod cluster;
 mod completions;
 mod image;
+mod lifecycle;
 mod load;
 mod omap;
 mod snapshots;
@@ -30,6 +31,7 @@ use nix::errno::Errno;
 pub(crate) use cluster::{Client, Pool};
 pub(crate) use completions::CompletionQueue;
 pub(crate) use image::Image;
+pub(crate) use lifecycle::{create_image, remove_image};
 use load::{Api, Handle};
 pub(crate) use omap::Change;
 pub(crate) use snapshots::{IN_TRASH, Snapshot, clone_snapshot};

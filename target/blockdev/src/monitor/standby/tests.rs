@@ -43,7 +43,8 @@ impl Gateway {
         let cluster = ClusterConfig { standby: true, ..cluster(client) };
         let monitor = DeviceMonitor::start(NoRings, Arc::new(BlockingPool::default())).unwrap();
         let open = |image: &ImageName| {
-            let kind = BackingKind::Rbd { image: image.clone(), cluster: cluster.clone() };
+            let kind =
+                BackingKind::Rbd { image: image.clone(), cluster: cluster.clone(), made: None };
             let config =
                 BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
             let backing = BackingDevice::open(&config).unwrap();

@@ -25,7 +25,7 @@ fn image() -> ImageName {
 }
 
 fn config(image: &ImageName, cluster: &ClusterConfig, block: u32) -> BackingConfig {
-    let kind = BackingKind::Rbd { image: image.clone(), cluster: cluster.clone() };
+    let kind = BackingKind::Rbd { image: image.clone(), cluster: cluster.clone(), made: None };
     BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false }
 }
 
