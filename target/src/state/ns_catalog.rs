@@ -6,19 +6,82 @@
 //! namespace 3 6f1c5d1e-.. bytes 1073741824 block 4096 group 1
 //! host 3 nqn.2014-08.org.nvmexpress:uuid:..
 //! unsettled 0b7e..
+//! image 6f1c5d1e-.. id 85d6e1e2b1a3 pool rbd
+//! image 0b7e.. bytes 1048576 client 192.0.2.1:0/1234 pool rbd
 //! crc32 5f3a9c01
 //! ```
+//!
+//! An `image` is that of the namespace, or of the unsettled one, with this UUID: others are files.
+//! It has no id while it is being made.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use nvme::Nqn;
 use uuid::Uuid;
 
+use crate::blockdev::ceph::{CreatedImage, ImageName, ImageOrigin};
 use crate::blockdev::record;
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
+
+/// An image of Ceph RBD that a host has made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CatalogImage {
+    /// `pool` or `pool/namespace`.
+    pub pool: String,
+    /// What it is recognised by.
+    pub origin: ImageOrigin,
+}
+
+impl CatalogImage {
+    /// The name of the image with this UUID in a pool; none: the pool has no possible name.
+    pub fn name_in(pool: &str, uuid: Uuid) -> Option<ImageName> {
+        format!("{pool}/{uuid}").parse().ok()
+    }
+
+    /// Its name.
+    pub fn name(&self, uuid: Uuid) -> Option<ImageName> {
+        CatalogImage::name_in(&self.pool, uuid)
+    }
+
+    /// What is opened under its name has to be this; none while it is being made.
+    pub fn made(&self, size_bytes: u64) -> Option<CreatedImage> {
+        match &self.origin {
+            ImageOrigin::Id(id) => Some(CreatedImage { id: id.clone(), size_bytes }),
+            ImageOrigin::Client { .. } => None,
+        }
+    }
+
+    fn parse(text: &str) -> Option<CatalogImage> {
+        let (what, rest) = text.split_once(' ')?;
+        let (value, rest) = rest.split_once(' ')?;
+        let (origin, rest) = match what {
+            "id" => (ImageOrigin::Id(value.to_owned()), rest),
+            "bytes" => {
+                let size_bytes = value.parse().ok()?;
+                let (address, rest) = rest.strip_prefix("client ")?.split_once(' ')?;
+                (ImageOrigin::Client { address: address.to_owned(), size_bytes }, rest)
+            }
+            _ => return None,
+        };
+        Some(CatalogImage { pool: rest.strip_prefix("pool ")?.to_owned(), origin })
+    }
+}
+
+/// As in the record, after the UUID.
+impl fmt::Display for CatalogImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.origin {
+            ImageOrigin::Id(id) => write!(f, "id {id}")?,
+            ImageOrigin::Client { address, size_bytes } => {
+                write!(f, "bytes {size_bytes} client {address}")?;
+            }
+        }
+        write!(f, " pool {}", self.pool)
+    }
+}
 
 /// Host-created namespaces of one subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,19 +90,54 @@ pub struct NamespaceCatalogRecord {
     pub subsystem: Nqn,
     /// Its namespaces, by id.
     pub entries: BTreeMap<u32, Entry>,
-    /// Files that are being created or removed, by UUID: not namespaces.
+    /// Files and images that are being created or removed, by UUID: not namespaces.
     pub unsettled: BTreeSet<Uuid>,
+    /// Those of both that are images.
+    pub images: BTreeMap<Uuid, CatalogImage>,
 }
 
 impl NamespaceCatalogRecord {
     /// An empty record of a subsystem.
     pub fn new(subsystem: Nqn) -> NamespaceCatalogRecord {
-        NamespaceCatalogRecord { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
+        NamespaceCatalogRecord {
+            subsystem,
+            entries: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
+            images: BTreeMap::new(),
+        }
     }
 
     /// The total size of all namespaces, in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
+    }
+
+    /// Files that are being created or removed.
+    pub fn unsettled_files(&self) -> BTreeSet<Uuid> {
+        let mut files = self.unsettled.clone();
+        files.retain(|uuid| !self.images.contains_key(uuid));
+        files
+    }
+
+    /// Images that are being made or removed.
+    pub fn unsettled_images(&self) -> impl Iterator<Item = (Uuid, &CatalogImage)> {
+        self.unsettled.iter().filter_map(|uuid| Some((*uuid, self.images.get(uuid)?)))
+    }
+
+    /// Names of the images of namespaces.
+    pub fn image_names(&self) -> BTreeMap<u32, String> {
+        let name = |(nsid, entry): (&u32, &Entry)| {
+            let name = self.images.get(&entry.uuid)?.name(entry.uuid)?;
+            Some((*nsid, name.to_string()))
+        };
+        self.entries.iter().filter_map(name).collect()
+    }
+
+    /// Removes a file or image that is being created or removed.
+    pub fn settle(&mut self, uuid: Uuid) {
+        if self.unsettled.remove(&uuid) {
+            self.images.remove(&uuid);
+        }
     }
 
     fn take(&mut self, line: &str) -> Option<()> {
@@ -65,6 +163,10 @@ impl NamespaceCatalogRecord {
             }
             "private" => self.entries.get_mut(&rest.parse().ok()?)?.private = true,
             "unsettled" => drop(self.unsettled.insert(rest.parse().ok()?)),
+            "image" => {
+                let (uuid, rest) = rest.split_once(' ')?;
+                self.images.insert(uuid.parse().ok()?, CatalogImage::parse(rest)?);
+            }
             _ => return None,
         }
         Some(())
@@ -83,7 +185,14 @@ impl NamespaceCatalogRecord {
                 && !self.unsettled.contains(&entry.uuid)
         };
         let uuids: BTreeSet<Uuid> = self.entries.values().map(|entry| entry.uuid).collect();
-        uuids.len() == self.entries.len() && self.entries.iter().all(sound)
+        // What is served has an id.
+        let is_known = |(uuid, image): (&Uuid, &CatalogImage)| {
+            let is_made = uuids.contains(uuid) && matches!(image.origin, ImageOrigin::Id(_));
+            image.name(*uuid).is_some() && (is_made || self.unsettled.contains(uuid))
+        };
+        uuids.len() == self.entries.len()
+            && self.entries.iter().all(sound)
+            && self.images.iter().all(is_known)
     }
 }
 
@@ -109,6 +218,9 @@ impl record::Record for NamespaceCatalogRecord {
         }
         for uuid in &self.unsettled {
             let _ = writeln!(text, "unsettled {uuid}");
+        }
+        for (uuid, image) in &self.images {
+            let _ = writeln!(text, "image {uuid} {image}");
         }
         text
     }
@@ -144,7 +256,50 @@ pub(crate) mod tests {
             subsystem: "nqn.2026-11.io.nvmfd:a".parse().unwrap(),
             entries: [(3, entry(3, &[])), (7, entry(7, &[1, 2]))].into(),
             unsettled: [Uuid::from_bytes([9; 16])].into(),
+            images: BTreeMap::new(),
         }
+    }
+
+    pub(crate) fn being_made(pool: &str) -> CatalogImage {
+        let address = "192.0.2.1:0/1234".to_owned();
+        let origin = ImageOrigin::Client { address, size_bytes: 1 << 20 };
+        CatalogImage { pool: pool.to_owned(), origin }
+    }
+
+    /// As [`sample`], in images: namespace 7, and the unsettled one.
+    pub(crate) fn sample_of_images() -> NamespaceCatalogRecord {
+        let origin = ImageOrigin::Id("85d6e1e2b1a3".to_owned());
+        let made = CatalogImage { pool: "rbd".to_owned(), origin };
+        let [seven, nine] = [7, 9].map(|n| Uuid::from_bytes([n; 16]));
+        let images = [(seven, made), (nine, being_made("a pool/space"))].into();
+        NamespaceCatalogRecord { images, ..sample() }
+    }
+
+    #[test]
+    fn the_format_of_images_in_a_catalog_is_as_documented() {
+        let text = record::seal(&sample_of_images());
+        let lines: Vec<&str> = text.lines().collect();
+        let uuid = |n: u8| Uuid::from_bytes([n; 16]);
+        assert_eq!(lines.len(), 11);
+        assert_eq!(lines[8], format!("image {} id 85d6e1e2b1a3 pool rbd", uuid(7)));
+        let last = "bytes 1048576 client 192.0.2.1:0/1234 pool a pool/space";
+        assert_eq!(lines[9], format!("image {} {last}", uuid(9)));
+        let read = record::unseal::<NamespaceCatalogRecord>(text.as_bytes()).unwrap();
+        assert_eq!(read, sample_of_images());
+        let name = read.images[&uuid(9)].name(uuid(9)).unwrap();
+        assert_eq!(name.to_string(), format!("a pool/space/{}", uuid(9)));
+        assert_eq!((read.unsettled_files().len(), read.unsettled_images().count()), (0, 1));
+        assert_eq!(read.image_names(), [(7, format!("rbd/{}", uuid(7)))].into());
+    }
+
+    #[test]
+    fn a_settled_image_is_no_longer_in_the_catalog() {
+        let mut record = sample_of_images();
+        let [seven, nine] = [7, 9].map(|n| Uuid::from_bytes([n; 16]));
+        record.settle(nine);
+        assert!(record.unsettled.is_empty() && !record.images.contains_key(&nine));
+        record.settle(seven);
+        assert!(record.images.contains_key(&seven), "that of a namespace stays");
     }
 
     #[test]
@@ -188,6 +343,16 @@ pub(crate) mod tests {
             |r| r.entries.get_mut(&3).unwrap().uuid = Uuid::from_bytes([7; 16]),
             |r| r.unsettled = [Uuid::from_bytes([3; 16])].into(),
         ];
+        let seven = Uuid::from_bytes([7; 16]);
+        for image in [being_made("rbd"), being_made("a/b/c"), being_made("")] {
+            let mut record = sample();
+            record.images.insert(seven, image);
+            let bad = record::unseal::<NamespaceCatalogRecord>(record::seal(&record).as_bytes());
+            assert!(bad.is_err(), "no id, or no pool");
+        }
+        let mut stray = sample_of_images();
+        stray.unsettled.clear();
+        assert!(record::unseal::<NamespaceCatalogRecord>(record::seal(&stray).as_bytes()).is_err());
         for (n, bad) in changes.into_iter().enumerate() {
             assert!(change(bad).is_err(), "change {n}");
         }
@@ -201,7 +366,7 @@ pub(crate) mod tests {
 
         #[test]
         fn arbitrary_catalog_text_causes_no_panic(
-            lines in "((namespace|host|private|unsettled) [0-9a-f -]{0,60}\n){0,5}"
+            lines in "((namespace|host|private|unsettled|image) [0-9a-z -]{0,60}\n){0,5}"
         ) {
             let _ = <NamespaceCatalogRecord as record::Record>::parse(&format!("subsystem nqn.2026-11.io.nvmfd:a\n{lines}"));
         }
