@@ -43,7 +43,7 @@ pub struct Namespace {
     pub nsid: u32,
     /// Its kind of backing store.
     pub kind: Kind,
-    /// Its file or device, if any.
+    /// Its file, device or image, if any.
     pub path: Option<String>,
     /// Size in bytes.
     pub size_bytes: u64,

@@ -79,13 +79,18 @@ impl Config {
         self.state_directory.as_ref().map(|directory| directory.join(ADDRESSES))
     }
 
-    /// Names the file with the addresses of clients to all images: after the state directory is
-    /// known.
+    /// Names the file with the addresses of clients to all images, also of hosts: after the state
+    /// directory is known.
     pub(super) fn set_client_addresses(&mut self) {
         let addresses = self.client_addresses();
-        for namespace in self.subsystems.iter_mut().flat_map(|it| &mut it.namespaces) {
-            if let NamespaceKind::Rbd { cluster, .. } = &mut namespace.kind {
-                cluster.addresses.clone_from(&addresses);
+        for subsystem in &mut self.subsystems {
+            if let Some(managed) = &mut subsystem.managed {
+                managed.cluster.addresses.clone_from(&addresses);
+            }
+            for namespace in &mut subsystem.namespaces {
+                if let NamespaceKind::Rbd { cluster, .. } = &mut namespace.kind {
+                    cluster.addresses.clone_from(&addresses);
+                }
             }
         }
     }
@@ -108,7 +113,8 @@ mod tests {
     fn rbd_images_reference_the_cluster_and_client_address_directory() {
         let ceph = "[ceph]\nconf = '/c'\nkeyring = '/k'\nclient = 'a'";
         let config = read(ceph, "path = 'pool/space/image'").unwrap();
-        let NamespaceKind::Rbd { image, cluster, .. } = &config.subsystems[0].namespaces[0].kind else {
+        let NamespaceKind::Rbd { image, cluster, .. } = &config.subsystems[0].namespaces[0].kind
+        else {
             panic!("{config}");
         };
         assert_eq!(image.to_string(), "pool/space/image");

@@ -91,7 +91,9 @@ impl Config {
             let nqn = &subsystem.nqn;
             if subsystem.managed.is_some() {
                 let what = format!("hosts may manage {nqn}, which a gateway group serves");
-                report.add(&group.span, what, "remove [subsystem.managed], or [group]");
+                let remedy = "remove [subsystem.managed], or [group]: the record of what hosts have \
+                              made is in a directory of one gateway, and the others cannot see it";
+                report.add(&group.span, what, remedy);
             }
             if subsystem.offer.cntlids != AccessPolicy::default().cntlids {
                 let what = format!("{nqn} has `cntlids`, which [group] gives by slot");
@@ -245,9 +247,11 @@ mod tests {
     #[test]
     fn settings_invalid_in_a_gateway_group_are_refused() {
         let null = "[[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1MiB'\n";
+        let managed = "managed = { directory = '/m', pool = 'rbd', quota = '1GiB' }\n";
         for (group, more, says) in [
             (GROUP, null, "is no image"),
             (GROUP, "cntlids = [1, 100]", "has `cntlids`"),
+            (GROUP, managed, "in a directory of one gateway"),
             ("[group]\nname = 'g'\npool = 'rbd'\ngateway = 'b'", IMAGE, "no `slot`"),
             (&GROUP.replace("31", "32"), IMAGE, "`slot` is 32"),
             (&GROUP.replace("'b'", "'b c'"), IMAGE, "without spaces"),

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use nvme::Nqn;
 use serde::{Deserialize, Serialize};
 
+use crate::blockdev::ceph::{ClusterConfig, ImageName};
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ns_management::Grant;
 
+use super::ceph::CephConfig;
 use super::key_tree;
 use super::schema::{bounded, name};
 use super::size::{SIZE_FORM, Size};
@@ -22,6 +24,12 @@ pub(crate) const CATALOG_RECORD: &str = "namespaces";
 pub struct ManagedConfig {
     /// Absolute path of the directory of their files and record; used by no other subsystem.
     pub directory: PathBuf,
+    /// The pool, or `pool/namespace`, in which new ones are images of Ceph RBD. Absent: they are
+    /// files of the directory.
+    pub pool: Option<String>,
+    /// How the cluster of images is reached.
+    #[serde(skip)]
+    pub cluster: ClusterConfig,
     /// The maximum size of all namespaces together, in bytes.
     #[serde(rename = "quota", serialize_with = "key_tree::size")]
     pub quota_bytes: u64,
@@ -60,6 +68,7 @@ enum Who {
 pub(super) fn managed(
     subsystem: &mut TableReader<'_>,
     seen: &mut Vec<At<PathBuf>>,
+    ceph: &CephConfig,
 ) -> Option<ManagedConfig> {
     if !subsystem.has("managed") {
         return None;
@@ -76,17 +85,30 @@ pub(super) fn managed(
         let plain = value.components().collect();
         super::schema::once(seen, plain, span, words, section.report);
     }
+    let pool = pool(&mut section);
     let quota = section.need::<Size>("quota", SIZE_FORM);
     let namespaces = bounded(&mut section, "namespaces", 1..MAX_NSID, MAX_NSID);
     let (any_host, hosts) = who(&mut section);
     section.end();
     Some(ManagedConfig {
         directory: directory?.value,
+        pool,
+        cluster: ceph.cluster(),
         quota_bytes: quota?.value.0,
         namespaces,
         any_host,
         hosts,
     })
+}
+
+/// The pool of images, in which each is named by its UUID.
+fn pool(section: &mut TableReader<'_>) -> Option<String> {
+    let form = "\"POOL\" or \"POOL/NAMESPACE\", where new namespaces are images of Ceph RBD";
+    let At { value, span } = section.take::<String>("pool", form)?;
+    if let Err(why) = format!("{value}/image").parse::<ImageName>() {
+        section.add(&span, format!("`pool` is {value:?}: {why}"), format!("write {form}"));
+    }
+    Some(value)
 }
 
 fn who(section: &mut TableReader<'_>) -> (bool, BTreeSet<Nqn>) {
@@ -135,6 +157,20 @@ mod tests {
     }
 
     #[test]
+    fn namespaces_in_a_pool_are_made_in_the_cluster_of_the_configuration() {
+        let text = "state_directory = '/state'\n[ceph]\nclient = 'a'\n[[listener]]\n\
+                    address = '127.0.0.1'\n[[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:a'\n\
+                    [subsystem.managed]\ndirectory = '/m'\nquota = '1GiB'\npool = 'rbd/space'\n";
+        let config = Config::parse(text).unwrap();
+        let managed = config.subsystems[0].managed.clone().unwrap();
+        assert_eq!(managed.pool.as_deref(), Some("rbd/space"));
+        assert_eq!(managed.cluster.entity(), "client.a");
+        let addresses = managed.cluster.addresses.as_deref();
+        assert_eq!(addresses, Some("/state/ceph-clients".as_ref()), "leftovers are recognised");
+        assert!(config.to_string().contains("pool rbd/space"), "{config}");
+    }
+
+    #[test]
     fn invalid_namespace_management_settings_are_reported() {
         for (text, told) in [
             ("quota = \"1GiB\"", "has no `directory`"),
@@ -144,6 +180,9 @@ mod tests {
             ("directory = \"/m\"\nquota = 1\nhosts = [\"x y\"]", "not an NQN"),
             ("directory = \"/m\"\nquota = 1\nnamespaces = 0", "namespaces"),
             ("directory = \"/m\"\nquota = 1\nqouta = 1", "did you mean `quota`?"),
+            ("directory = \"/m\"\nquota = 1\npool = \"\"", "empty"),
+            ("directory = \"/m\"\nquota = 1\npool = \"a/b/c\"", "two or three parts"),
+            ("directory = \"/m\"\nquota = 1\npool = \"a@b\"", "no name"),
         ] {
             let said = read(text).unwrap_err();
             assert!(said.contains(told), "{said}");

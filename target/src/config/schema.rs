@@ -356,7 +356,7 @@ fn subsystem(
         offer.masks.extend(seen_by.map(|hosts| (new.nsid, hosts)));
         namespaces.push(new);
     }
-    let managed = managed(&mut section, &mut seen.directories);
+    let managed = managed(&mut section, &mut seen.directories, &scene.ceph);
     section.end();
 
     let nqn = nqn?.value;

@@ -12,6 +12,7 @@ mod limiters;
 pub mod ns_catalog;
 mod ns_directory;
 mod ns_directory_probe;
+mod ns_images;
 mod ns_request_plan;
 pub mod ns_requests;
 mod pending;
@@ -394,6 +395,7 @@ impl Provisioner {
             allocated: allocated.collect(),
             absent: absent.collect(),
             used_bytes: record.used_bytes(),
+            images: record.image_names(),
         }))
     }
 

@@ -13,6 +13,11 @@
 //! Incomplete files are removed when the catalog is opened next. No other file in the directory is
 //! ever touched.
 //!
+//! With a pool, namespaces are images of Ceph RBD instead of files, in the same order of steps. The
+//! record has the id of each, so that no other image is opened or removed under its name; those of
+//! unfinished requests and of deleted namespaces are removed while the rest is served
+//! (`ns_images.rs`), because their cluster may not answer.
+//!
 //! A namespace is attached to hosts: Namespace Attachment names a controller, which exists only as
 //! long as its association; the host of that controller has the namespace until it is detached, on
 //! each of its controllers.
@@ -27,6 +32,7 @@ use nvme::Nqn;
 use uuid::Uuid;
 
 use crate::blockdev::InjectedFault;
+use crate::blockdev::ceph::ClusterConfig;
 use crate::config::{CATALOG_RECORD, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::ns_management::Entry;
 
@@ -107,9 +113,17 @@ impl Catalog {
         &self.record
     }
 
-    /// The file of the namespace with this UUID.
+    /// The file of the namespace with this UUID, or what stands for the path of its image
+    /// ([`crate::blockdev::ceph::ImageName::path`]).
     pub fn image(&self, uuid: Uuid) -> PathBuf {
-        self.directory.image(uuid)
+        let name = self.record.images.get(&uuid).and_then(|image| image.name(uuid));
+        name.map_or_else(|| self.directory.image(uuid), |name| name.path())
+    }
+
+    /// Whether a namespace is an image. It is looked for when it is opened: its cluster may not
+    /// answer.
+    pub(crate) fn is_image(&self, uuid: Uuid) -> bool {
+        self.record.images.contains_key(&uuid)
     }
 
     /// Replaces the record, so that it survives a power loss. May block.
@@ -127,7 +141,7 @@ impl Catalog {
         self.record = record;
     }
 
-    /// Removes files of unfinished requests.
+    /// Removes files of unfinished requests; images are left to [`super::ns_images`].
     fn settle(&mut self) -> io::Result<()> {
         let mut settling = RequestPlan::settling(&self.record);
         let mut last = Ok(());
@@ -142,43 +156,53 @@ impl Catalog {
     }
 
     /// Adds its namespaces to the configured ones of a subsystem; configured ones take precedence.
-    /// Adds only those whose file `is_there`.
+    /// Adds only images, and those whose file `is_there`.
     pub(crate) fn merge_into(
         &self,
         config: &mut SubsystemConfig,
         is_there: impl Fn(u32, &Path) -> bool,
     ) {
+        let managed = config.managed.as_ref();
+        let cluster = managed.map(|managed| managed.cluster.clone()).unwrap_or_default();
         for (&nsid, entry) in &self.record.entries {
             let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
             if declared || nsid > config.offer.max_nsid {
                 continue;
             }
             let image = self.image(entry.uuid);
-            if !is_there(nsid, &image) {
+            if !self.is_image(entry.uuid) && !is_there(nsid, &image) {
                 continue;
             }
-            config.namespaces.push(self.namespace(nsid, entry));
+            config.namespaces.push(self.namespace(nsid, entry, &cluster));
             config.offer.masks.insert(nsid, entry.hosts.clone());
         }
     }
 
-    /// Returns the configuration of a namespace.
-    pub fn namespace(&self, nsid: u32, entry: &Entry) -> NamespaceConfig {
+    /// Returns the configuration of a namespace. `cluster`: of its image, if it is one.
+    pub fn namespace(&self, nsid: u32, entry: &Entry, cluster: &ClusterConfig) -> NamespaceConfig {
         NamespaceConfig {
             nsid,
-            kind: NamespaceKind::File { path: self.image(entry.uuid), size: Some(entry.bytes) },
+            kind: self.kind(entry, cluster),
             block_size_bytes: entry.block_size_bytes,
             uuid: entry.uuid,
             nguid: entry.uuid.into_bytes(),
             eui64: None,
             read_only: false,
             ana_group: entry.ana_group,
-            allow_format: true,
+            allow_format: !self.is_image(entry.uuid),
             write_uncorrectable: false,
             limit: Default::default(),
             shared_limit: None,
             fault: InjectedFault::None,
             shared: false,
+        }
+    }
+
+    fn kind(&self, entry: &Entry, cluster: &ClusterConfig) -> NamespaceKind {
+        let image = self.record.images.get(&entry.uuid);
+        match image.and_then(|it| Some((it.name(entry.uuid)?, it.made(entry.bytes)))) {
+            Some((image, made)) => NamespaceKind::Rbd { image, cluster: cluster.clone(), made },
+            None => NamespaceKind::File { path: self.image(entry.uuid), size: Some(entry.bytes) },
         }
     }
 
@@ -203,7 +227,7 @@ impl Catalog {
                      `max_nsid`: it is not served"
                 ))
             } else {
-                (!is_there(nsid, &image)).then(|| {
+                (!self.is_image(entry.uuid) && !is_there(nsid, &image)).then(|| {
                     format!(
                         "namespace {nsid} of {nqn} was created by a host and its file {shown} is \
                          missing: it is not served; restore the file and reload, or have a host \

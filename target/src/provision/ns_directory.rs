@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use tracing::{error, info};
 use uuid::Uuid;
@@ -24,6 +24,8 @@ pub struct NamespaceDirectory {
     identity: DirectoryIdentity,
     /// The record that could not be written.
     unwritten: Mutex<Option<NamespaceCatalogRecord>>,
+    /// Held by a request from its plan to its end, and by the removal of images.
+    turn: Mutex<()>,
     /// The lock of the directory.
     _lock: File,
 }
@@ -64,6 +66,7 @@ impl NamespaceDirectory {
             path: path.to_owned(),
             identity,
             unwritten: Mutex::default(),
+            turn: Mutex::default(),
             _lock: lock,
         })
     }
@@ -81,6 +84,21 @@ impl NamespaceDirectory {
     /// The file of the namespace with this UUID.
     pub fn image(&self, uuid: Uuid) -> PathBuf {
         self.path.join(format!("{uuid}.img"))
+    }
+
+    /// Waits until nobody else changes the catalog, and keeps others from doing so. To be taken
+    /// before the lock of the provisioner.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.turn)
+    }
+
+    /// As [`NamespaceDirectory::turn`], unless somebody changes it.
+    pub(super) fn try_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Replaces the record, so that it survives a power loss.

@@ -7,6 +7,9 @@
 //! * delete: remove it from the record, stop serving it, remove its file;
 //! * attach, detach: change the record, serve accordingly.
 //!
+//! An image of a cluster is made likewise. It is never removed by a request: one that is being made,
+//! or whose namespace was deleted, stays in the record until it is (`provision/ns_images.rs`).
+//!
 //! The completion is last, after every reactor has the new state.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -17,14 +20,14 @@ use uuid::Uuid;
 use crate::config::ManagedConfig;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
 use crate::core::subsystem::ns_request::{CreateRequest, FAILED, NamespaceRequest};
-use crate::state::ns_catalog::NamespaceCatalogRecord;
+use crate::state::ns_catalog::{CatalogImage, NamespaceCatalogRecord};
 
 /// A step of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Write this record, so that it survives a power loss. On failure the previous one must stay.
     Keep(Box<NamespaceCatalogRecord>),
-    /// Create the file of this namespace, which is not published yet.
+    /// Create the file or image of this namespace, which is not published yet.
     Make {
         /// Namespace id.
         nsid: u32,
@@ -58,6 +61,8 @@ pub struct RequestContext<'a> {
     pub free_bytes: u64,
     /// An unused UUID.
     pub fresh: Uuid,
+    /// Where a new namespace is an image; else it is a file.
+    pub image: Option<&'a CatalogImage>,
     /// All controllers, and their hosts.
     pub controllers: &'a [(u16, Nqn)],
     /// Whether this namespace may be deleted, or the error status: called for each namespace before
@@ -107,10 +112,7 @@ impl RequestPlan {
 
     /// Completes or reverts unfinished requests.
     pub fn settling(record: &NamespaceCatalogRecord) -> RequestPlan {
-        let then = match record.unsettled.is_empty() {
-            true => vec![answer(Ok(0))],
-            false => settle(record, vec![answer(Ok(0))], vec![answer(Err(FAILED))]),
-        };
+        let then = settle(record, vec![answer(Ok(0))], vec![answer(Err(FAILED))]);
         RequestPlan { rest: then.into(), otherwise: Vec::new() }
     }
 
@@ -150,15 +152,19 @@ fn create(
         private: new.private,
         hosts: BTreeSet::new(),
     };
-    let mut announced = record.clone();
+    let mut kept = record.clone();
+    kept.images.extend(situation.image.map(|image| (fresh, image.clone())));
+    let mut announced = kept.clone();
     announced.unsettled.insert(fresh);
-    let mut entered = record.clone();
+    let mut entered = kept;
     entered.entries.insert(nsid, entry.clone());
     let failed = || vec![answer(Err(FAILED))];
-    let cleared = settle(&announced, failed(), failed());
+    let settled = settle(&announced, failed(), failed());
     let mut put_back =
         vec![Planned { step: Step::Keep(Box::new(announced.clone())), otherwise: failed() }];
-    put_back.extend(cleared.clone());
+    put_back.extend(settled.clone());
+    // Of an image, more is known by then.
+    let cleared = if situation.image.is_some() { put_back.clone() } else { settled };
     Ok(vec![
         Planned { step: Step::Keep(Box::new(announced)), otherwise: failed() },
         Planned { step: Step::Make { nsid, entry }, otherwise: cleared.clone() },
@@ -187,10 +193,7 @@ fn delete(
     struck.unsettled.extend(&gone);
     // The namespace no longer exists, even if its file cannot be removed.
     let end = vec![surely(Step::Forget(gone)), surely(Step::Await), answer(Ok(0))];
-    let then = match struck.unsettled.is_empty() {
-        true => end,
-        false => settle(&struck, end.clone(), end),
-    };
+    let then = settle(&struck, end.clone(), end);
     Ok(changed(record, struck, then))
 }
 
@@ -246,15 +249,19 @@ fn changed(
     plan
 }
 
-/// Removes files of unfinished requests, and their entries in the record. Failures are retried when
-/// the catalog is opened, or with the next request.
+/// Removes files of unfinished requests, and their entries in the record, if there are any. Failures
+/// are retried when the catalog is opened, or with the next request.
 fn settle(
     record: &NamespaceCatalogRecord,
     then: Vec<Planned>,
     otherwise: Vec<Planned>,
 ) -> Vec<Planned> {
-    let gone = record.unsettled.clone();
-    let settled = NamespaceCatalogRecord { unsettled: BTreeSet::new(), ..record.clone() };
+    let gone = record.unsettled_files();
+    if gone.is_empty() {
+        return then;
+    }
+    let mut settled = record.clone();
+    settled.unsettled.retain(|uuid| !gone.contains(uuid));
     let mut plan = vec![
         Planned { step: Step::Remove(gone), otherwise: otherwise.clone() },
         Planned { step: Step::Keep(Box::new(settled)), otherwise },
@@ -275,7 +282,7 @@ fn answer(outcome: Result<u32, Status>) -> Planned {
 #[cfg(test)]
 mod tests {
     use crate::provision::ns_request_plan::*;
-    use crate::state::ns_catalog::tests::sample;
+    use crate::state::ns_catalog::tests::{being_made, sample, sample_of_images};
 
     const NEW: Uuid = Uuid::from_bytes([0x42; 16]);
 
@@ -283,6 +290,7 @@ mod tests {
     #[derive(Clone, Debug)]
     struct Bench {
         kept: NamespaceCatalogRecord,
+        image: Option<CatalogImage>,
         files: BTreeSet<Uuid>,
         open: BTreeSet<Uuid>,
         served: NamespaceCatalogRecord,
@@ -290,16 +298,22 @@ mod tests {
 
     impl Bench {
         fn new() -> Bench {
-            let (kept, served) = (sample(), sample());
+            Bench::of(sample(), None)
+        }
+
+        fn of(kept: NamespaceCatalogRecord, image: Option<CatalogImage>) -> Bench {
+            let served = kept.clone();
             let open: BTreeSet<Uuid> = kept.entries.values().map(|entry| entry.uuid).collect();
             let files = open.iter().chain(&kept.unsettled).copied().collect();
-            Bench { kept, files, open, served }
+            Bench { kept, image, files, open, served }
         }
 
         fn plan(&self, what: &NamespaceRequest) -> Result<RequestPlan, Status> {
             let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
             let granted = ManagedConfig {
                 directory: "/m".into(),
+                pool: None,
+                cluster: Default::default(),
                 quota_bytes: 3 << 20,
                 namespaces: 3,
                 any_host: true,
@@ -311,6 +325,7 @@ mod tests {
                 max_nsid: 8,
                 free_bytes: 1 << 30,
                 fresh: NEW,
+                image: self.image.as_ref(),
                 controllers: &[(1, host(1)), (3, host(3))],
                 may_go: &|_, _| Ok(()),
             };
@@ -440,6 +455,49 @@ mod tests {
                 assert_eq!(&bench.kept.entries, expected, "{what:?} without step {failing}");
             }
             assert!(refused > 0, "{what:?}");
+        }
+    }
+
+    /// Images are removed later, and only those that the record has.
+    #[test]
+    fn an_image_is_in_the_record_as_long_as_it_may_exist() {
+        let known = |record: &NamespaceCatalogRecord| -> BTreeSet<Uuid> {
+            let entries = record.entries.values().map(|entry| entry.uuid);
+            entries.chain(record.unsettled.iter().copied()).collect()
+        };
+        for (what, pool) in orders().into_iter().flat_map(|it| [(it.clone(), true), (it, false)]) {
+            let new = || {
+                let mut record = sample_of_images();
+                record.unsettled.insert(Uuid::from_bytes([8; 16]));
+                Bench::of(record, pool.then(|| being_made("rbd")))
+            };
+            let (steps, _) = run(&what, &mut new(), None);
+            for failing in (0..=steps).map(Some).chain([None]) {
+                let mut bench = new();
+                let (mut plan, mut possible) = (bench.plan(&what).unwrap(), true);
+                for number in 0.. {
+                    let step = plan.next(possible);
+                    if let Step::Remove(uuids) = &step {
+                        assert!(uuids.iter().all(|uuid| !bench.kept.images.contains_key(uuid)));
+                    }
+                    if let Step::Answer(_) = step {
+                        break;
+                    }
+                    possible = failing != Some(number) || always(&step);
+                    // An image may exist although it could not be made.
+                    if let (Step::Make { entry, .. }, true) = (&step, pool) {
+                        bench.files.insert(entry.uuid);
+                    }
+                    if possible {
+                        bench.take(step);
+                    }
+                    let is_known = bench.files.is_subset(&known(&bench.kept));
+                    assert!(is_known, "{what:?} without step {failing:?}");
+                    let images = bench.kept.images.keys().copied().collect::<BTreeSet<_>>();
+                    assert!(images.is_subset(&known(&bench.kept)), "no other has an image");
+                    assert_eq!(images.contains(&NEW), pool && known(&bench.kept).contains(&NEW));
+                }
+            }
         }
     }
 

@@ -19,6 +19,8 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::{Provisioner, Transition, wait_for_reactors};
+use crate::blockdev::ceph::ClusterConfig;
+use crate::blockdev::rbd::MakeError;
 use crate::blockdev::{BlockSizes, Health, lock};
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::core::command::identify::SHARED;
@@ -33,8 +35,9 @@ use crate::core::subsystem::write_protect;
 use crate::error::Fatal;
 use crate::provision::devices::{self, Place};
 use crate::provision::ns_catalog::Catalog;
+use crate::provision::ns_images::{CreateOutcome, ImagePool, RequestImage};
 use crate::provision::{NamespaceDirectory, RequestContext, RequestPlan, Step};
-use crate::state::ns_catalog::NamespaceCatalogRecord;
+use crate::state::ns_catalog::{CatalogImage, NamespaceCatalogRecord};
 
 /// Time limit for the free space of a directory.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -53,33 +56,45 @@ pub(crate) fn execute(
     order: &NamespaceJob,
 ) -> Result<u32, Status> {
     let nqn = order.subsystem;
-    let (directory, opening) = {
+    let (managed, directory, opening) = {
         let provisioner = lock(provisioner);
-        provisioner.granted(order)?;
+        let (managed, _) = provisioner.granted(order)?;
         let catalog = provisioner.catalogs.get(&nqn).ok_or(FAILED)?;
-        (Arc::clone(catalog.place()), provisioner.stores.opening())
+        (managed, Arc::clone(catalog.place()), provisioner.stores.opening())
     };
     // No request is begun for a directory that hangs.
     let measured = opening.begin(directory.path(), {
         let directory = Arc::clone(&directory);
         move || Ok(free_bytes(directory.path()))
     });
-    let free_bytes = measured.by(Instant::now() + ANSWER).map_err(|why| {
+    let rejected = |why| {
         warn!("namespace request for {nqn} rejected: {why}");
         FAILED
-    })?;
+    };
+    let free_bytes = measured.by(Instant::now() + ANSWER).map_err(rejected)?;
+    let pool = ImagePool::of(order, &managed, &opening).map_err(rejected)?;
+    // No image is removed meanwhile: what this request announces may be one by then.
+    let _turn = directory.turn();
     let mut held = lock(provisioner);
-    let (managed, subsystem) = held.granted(order)?;
+    let (now, subsystem) = held.granted(order)?;
+    if (&now.pool, &now.cluster) != (&managed.pool, &managed.cluster) {
+        return Err(rejected("its pool has changed meanwhile".to_owned()));
+    }
     // The data of a deleted namespace are not available afterwards.
     let change = held.change_of(order);
-    let (plan, guards) = held.plan(order, &subsystem, &managed, free_bytes)?;
-    let mut task = RequestTask::new(nqn, directory, plan, guards);
+    let image = pool.as_ref().and_then(|pool| pool.announced(&order.what));
+    let (plan, guards) = held.plan(order, &subsystem, &now, (free_bytes, image.as_ref()))?;
+    let task = RequestTask::new(nqn, Arc::clone(&directory), plan, guards);
+    let mut task = task.with_images_of(now.cluster);
     let mut possible = true;
     let made = loop {
         match task.next(&mut *held, possible) {
             RequestStep::Files(step) => {
                 drop(held);
-                possible = step.execute(devices::make);
+                possible = step.execute(|namespace, size_bytes| match &pool {
+                    Some(pool) => pool.make(namespace, size_bytes, &opening),
+                    None => devices::make(namespace).map(|()| None).map_err(MakeError::Failed),
+                });
                 held = lock(provisioner);
             }
             RequestStep::Await(barrier) => {
@@ -144,6 +159,10 @@ pub struct RequestTask {
     guards: Vec<DeleteGuards>,
     /// The namespace whose file was created.
     made: Option<(u32, Uuid)>,
+    /// The image, if it is one.
+    image: RequestImage,
+    /// How the cluster of images is reached.
+    cluster: ClusterConfig,
     /// The namespace cannot be served: its record is reverted.
     undoes: bool,
     writing: Writing,
@@ -192,7 +211,8 @@ enum FileOperation {
     Revert(Arc<RecordChange>),
     /// The record of before.
     Restore(Arc<RecordChange>),
-    Make(Box<NamespaceConfig>),
+    /// The file or image of a namespace, and its size.
+    Make(Box<NamespaceConfig>, u64, RequestImage),
     Remove(BTreeSet<Uuid>),
 }
 
@@ -205,8 +225,22 @@ impl RequestTask {
         plan: RequestPlan,
         guards: Vec<DeleteGuards>,
     ) -> RequestTask {
-        let writing = Writing::Nothing;
-        RequestTask { nqn, plan, directory, guards, made: None, undoes: false, writing }
+        RequestTask {
+            nqn,
+            plan,
+            directory,
+            guards,
+            made: None,
+            image: RequestImage::default(),
+            cluster: ClusterConfig::default(),
+            undoes: false,
+            writing: Writing::Nothing,
+        }
+    }
+
+    /// With images of a cluster.
+    pub fn with_images_of(self, cluster: ClusterConfig) -> RequestTask {
+        RequestTask { cluster, ..self }
     }
 
     /// Goes on to the next step that waits. `possible`: whether the last one succeeded, true at the
@@ -239,7 +273,8 @@ impl RequestTask {
                         possible = false;
                         continue;
                     };
-                    let change = Arc::new(RecordChange { record: *record, before });
+                    let record = self.image.completed(*record, self.made);
+                    let change = Arc::new(RecordChange { record, before });
                     self.writing = Writing::Record(Arc::clone(&change));
                     return self.files(match self.undoes {
                         true => FileOperation::Revert(change),
@@ -248,13 +283,15 @@ impl RequestTask {
                 }
                 Step::Make { nsid, entry } => {
                     let catalog = self.catalog(server);
-                    let Some(config) = catalog.map(|catalog| catalog.namespace(nsid, &entry))
+                    let Some(config) =
+                        catalog.map(|catalog| catalog.namespace(nsid, &entry, &self.cluster))
                     else {
                         possible = false;
                         continue;
                     };
                     self.made = Some((nsid, entry.uuid));
-                    return self.files(FileOperation::Make(Box::new(config)));
+                    let (config, image) = (Box::new(config), self.image.clone());
+                    return self.files(FileOperation::Make(config, entry.bytes, image));
                 }
                 Step::Remove(uuids) => return self.files(FileOperation::Remove(uuids)),
                 Step::Serve => {
@@ -271,7 +308,7 @@ impl RequestTask {
                     let barrier = MessageBarrier::send(server.registry().reactors());
                     return RequestStep::Await(barrier);
                 }
-                Step::Answer(outcome) => return RequestStep::Answer(outcome),
+                Step::Answer(outcome) => return RequestStep::Answer(self.image.explained(outcome)),
             };
         }
     }
@@ -289,8 +326,9 @@ impl RequestTask {
 }
 
 impl FileStep {
-    /// Executes it, and may block; false if it fails. `make` creates the file of a namespace.
-    pub fn execute(&self, make: impl FnOnce(&NamespaceConfig) -> Result<(), String>) -> bool {
+    /// Executes it, and may block; false if it fails. `make` creates the file of a namespace, or
+    /// the image, of that size.
+    pub fn execute(&self, make: impl FnOnce(&NamespaceConfig, u64) -> CreateOutcome) -> bool {
         let (nqn, directory) = (self.nqn, &self.directory);
         match &self.operation {
             FileOperation::Revert(change) => directory.restore(&change.record),
@@ -303,13 +341,14 @@ impl FileStep {
                 }
                 kept.is_ok()
             }
-            FileOperation::Make(config) => {
-                let in_place = directory.is_in_place().map_err(|error| error.to_string());
-                let made = in_place.and_then(|()| make(config));
+            FileOperation::Make(config, size_bytes, image) => {
+                let in_place = directory.is_in_place();
+                let in_place = in_place.map_err(|error| MakeError::Failed(error.to_string()));
+                let made = in_place.and_then(|()| make(config, *size_bytes));
                 if let Err(why) = &made {
                     error!("cannot create a namespace of {nqn}: {why}");
                 }
-                made.is_ok()
+                image.set(made)
             }
             FileOperation::Remove(uuids) => {
                 let removed = directory.remove(uuids);
@@ -430,7 +469,7 @@ impl Provisioner {
         order: &NamespaceJob,
         subsystem: &SubsystemConfig,
         managed: &ManagedConfig,
-        free_bytes: u64,
+        (free_bytes, image): (u64, Option<&CatalogImage>),
     ) -> Result<(RequestPlan, Vec<DeleteGuards>), Status> {
         let nqn = subsystem.nqn;
         let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
@@ -446,8 +485,10 @@ impl Provisioner {
             granted: managed,
             declared: &subsystem.namespaces.iter().map(|n| n.nsid).collect(),
             max_nsid: subsystem.offer.max_nsid,
-            free_bytes,
+            // The free space of a cluster is that of its pools, which nobody reserves.
+            free_bytes: if image.is_some() { u64::MAX } else { free_bytes },
             fresh: uuid::Builder::from_random_bytes(random).into_uuid(),
+            image,
             controllers: &self.registry.controllers_of(&nqn),
             may_go: &may_go,
         };
@@ -482,10 +523,14 @@ impl Provisioner {
         if served.is_some_and(|store| store.format.under_way().is_some()) {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
+        let is_image = self.catalogs.get(&nqn).is_some_and(|it| it.is_image(entry.uuid));
         let (protection, reservation) = match served {
             Some(store) => (Arc::clone(&store.protection), Arc::clone(&store.reservation)),
-            // Its file may become available any moment, with the state that hosts rely on.
-            None if self.stores.why_pending(nqn, nsid).is_some() => return Err(Health::NOT_READY),
+            // Its file may become available any moment, with the state that hosts rely on. (That of
+            // an image is in the state directory, and an image that is gone stays pending.)
+            None if self.stores.why_pending(nqn, nsid).is_some() && !is_image => {
+                return Err(Health::NOT_READY);
+            }
             None => self.stores.guards(place, entry.uuid).map_err(|why| {
                 error!("cannot delete namespace {nsid} of {nqn}: {why}");
                 FAILED

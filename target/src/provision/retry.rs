@@ -1,4 +1,5 @@
-//! Retries unavailable addresses and devices while the rest is served, and adopts sizes of images.
+//! Retries unavailable addresses and devices while the rest is served, adopts sizes of images, and
+//! removes those of deleted namespaces.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::lock;
 use crate::provision::devices::Place;
+use crate::provision::ns_images::ImageRemoval;
 use crate::provision::{NamespaceDirectory, Provisioner};
 
 /// Interval between probes of pending addresses and devices.
@@ -41,9 +43,10 @@ impl RetryTask {
     ) -> std::io::Result<RetryTask> {
         let (stop, stopped) = channel();
         let ended = pool.spawn(move || {
-            let mut pauses = Backoff::default();
+            let (mut pauses, mut images) = (Backoff::default(), ImageRemoval::default());
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 look(&provisioner, &mut pauses);
+                images.run(&provisioner);
             }
         })?;
         Ok(RetryTask { ended: Mutex::new(ended), stop: Some(stop) })

@@ -258,7 +258,8 @@ pub(super) mod tests {
             Allocated { namespace: detached, hosts: BTreeSet::new() },
         ];
         let absent = Vec::new();
-        let management = Management { grant, allocated, absent, used_bytes: 8 << 30 };
+        let (used_bytes, images) = (8 << 30, Default::default());
+        let management = Management { grant, allocated, absent, used_bytes, images };
         subsystem.management = Some(Arc::new(management));
         controller.replace_subsystem(Arc::new(subsystem));
         controller

@@ -1,6 +1,6 @@
 //! Host-created namespaces, as seen by hosts with the grant.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nvme::Nqn;
 use uuid::Uuid;
@@ -21,6 +21,8 @@ pub struct Management {
     pub absent: Vec<UnavailableNamespace>,
     /// The sizes of all that hosts made together, in bytes.
     pub used_bytes: u64,
+    /// Names of the images of those that are images of a cluster, for the administrator.
+    pub images: BTreeMap<u32, String>,
 }
 
 /// A namespace created by a host whose file is missing.

@@ -360,7 +360,7 @@ fn allocated(namespace: &Namespace) -> String {
 
 fn store(namespace: &Namespace) -> String {
     match (&namespace.path, namespace.kind) {
-        (Some(image), Kind::Rbd) => format!("rbd:{image}"),
+        (Some(image), Kind::Rbd | Kind::Managed) => format!("rbd:{image}"),
         (Some(path), _) => path.clone(),
         (None, Kind::Ram) => "ram".to_owned(),
         (None, Kind::Null) => "null".to_owned(),

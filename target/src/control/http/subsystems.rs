@@ -184,7 +184,7 @@ fn made_by_hosts<'s>(
         subsystem: config.nqn.to_string(),
         nsid: n.nsid,
         kind: Kind::Managed,
-        path: None,
+        path: image_of_host(served, n.nsid),
         size_bytes: n.blocks << n.block_shift,
         allocated_bytes: n.health.allocation().allocated_bytes(),
         file_system: file_system(&n.health),
@@ -212,11 +212,11 @@ fn absent<'s>(
     served: &'s subsystem::Subsystem,
 ) -> impl Iterator<Item = Namespace> + 's {
     let absent = served.management.iter().flat_map(|management| &management.absent);
-    absent.map(|UnavailableNamespace { nsid, entry, is_pending }| Namespace {
+    absent.map(move |UnavailableNamespace { nsid, entry, is_pending }| Namespace {
         subsystem: config.nqn.to_string(),
         nsid: *nsid,
         kind: Kind::Managed,
-        path: None,
+        path: image_of_host(served, *nsid),
         size_bytes: entry.bytes,
         allocated_bytes: None,
         file_system: None,
@@ -229,13 +229,18 @@ fn absent<'s>(
         eui64: None,
         read_only: false,
         write_protected: false,
-        allow_format: true,
+        allow_format: image_of_host(served, *nsid).is_none(),
         ana_group: entry.ana_group,
         hosts: Some(names(&entry.hosts)),
         state: if *is_pending { NamespaceState::Pending } else { NamespaceState::Lost },
         detached: None,
         failures: 0,
     })
+}
+
+/// The image of a namespace that a host has created; none: it is in a file.
+fn image_of_host(served: &subsystem::Subsystem, nsid: u32) -> Option<String> {
+    served.management.as_ref()?.images.get(&nsid).cloned()
 }
 
 fn left_percent(namespace: &subsystem::Namespace) -> Option<u8> {

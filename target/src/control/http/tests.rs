@@ -304,6 +304,7 @@ fn degraded_and_missing_objects_are_reported_in_lists_and_metrics() {
         allocated: Vec::new(),
         absent: vec![pending, lost],
         used_bytes: 0,
+        images: [(3, "rbd/3".to_owned())].into(),
     };
     made.management = Some(Arc::new(management));
     let listeners = Some(stage.config.listeners[..1].to_vec());
@@ -339,6 +340,10 @@ fn degraded_and_missing_objects_are_reported_in_lists_and_metrics() {
     has(&format!("nvmfd_controllers{{subsystem=\"{a}\"}} 0"));
     has(&format!("nvmfd_namespace_size_bytes{{subsystem=\"{a}\",nsid=\"1\"}} {}", 1 << 30));
     has(&format!("nvmfd_namespace_allocated_bytes{{subsystem=\"{a}\",nsid=\"1\"}} 8192"));
+    let hosts = [3, 4].map(|at| (&all[at]["kind"], &all[at]["path"], &all[at]["allow_format"]));
+    let managed = &Value::from("managed");
+    let image = (managed, &Value::from("rbd/3"), &Value::from(false));
+    assert_eq!(hosts, [image, (managed, &Value::Null, &Value::from(true))]);
     let allocated = [0, 2].map(|at| &all[at]["allocated_bytes"]);
     assert_eq!(allocated, [&8192.into(), &Value::Null]);
     for (name, value) in [("size", 1000), ("free", 20), ("unallocated", 40)] {

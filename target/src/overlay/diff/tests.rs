@@ -115,6 +115,7 @@ cntlids = «[1, 100] | [1, 101]»
 duplicate_hosts = «"refuse" | "replace"»
 [subsystem.managed]
 directory = «"/srv/a" | "/srv/b"»
+pool = «"rbd" | "rbd/space"»
 quota = «"1GiB" | "2GiB"»
 namespaces = «4 | 5»
 hosts = «"any" | []»

@@ -27,6 +27,7 @@ use crate::state::usage::UsageStore;
 use crate::worker::Workers;
 
 mod durability;
+mod images;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 const MIB: u64 = 1 << 20;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use nvme::{Nqn, Status};
 use nvmfd::blockdev::DeviceId;
 use nvmfd::blockdev::durable;
+use nvmfd::blockdev::rbd::MakeError;
 use nvmfd::config::{ManagedConfig, NamespaceConfig, NamespaceKind};
 use nvmfd::core::message::MessageBarrier;
 use nvmfd::core::registry::Registry;
@@ -104,6 +105,8 @@ impl NsManagementDriver {
         }
         let granted = ManagedConfig {
             directory: directory.path().to_owned(),
+            pool: None,
+            cluster: Default::default(),
             quota_bytes: QUOTA_BYTES,
             namespaces: MOST as u32,
             any_host: true,
@@ -186,10 +189,10 @@ impl NsManagementDriver {
     fn on_files(&mut self, step: &FileStep, fault: StepFault, disk: &mut SimDevice) -> bool {
         let stores = &mut self.stores;
         self.directory.run(fault, || {
-            step.execute(|config| {
-                let blocks = make(config)?;
+            step.execute(|config, _| {
+                let blocks = make(config).map_err(MakeError::Failed)?;
                 stores.insert(config.uuid, disk.add_store(blocks, config.block_size_bytes));
-                Ok(())
+                Ok(None)
             })
         })
     }
@@ -313,7 +316,8 @@ impl Target {
         });
         let used_bytes = self.ns_admin.served.used_bytes();
         let (allocated, absent) = (allocated.collect(), Vec::new());
-        Some(Arc::new(Management { grant, allocated, absent, used_bytes }))
+        let images = BTreeMap::new();
+        Some(Arc::new(Management { grant, allocated, absent, used_bytes, images }))
     }
 
     /// Executes requests of hosts, as far as possible now. Returns the namespaces that have
@@ -390,6 +394,7 @@ impl Target {
             max_nsid: 1024,
             free_bytes: u64::MAX,
             fresh,
+            image: None,
             controllers: &self.registry.controllers_of(&subnqn()),
             may_go: &|_, _| Ok(()),
         };
