@@ -21,7 +21,7 @@ use crate::daemon::will_own;
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::doctor::{Finding, Level, examine_group};
-use crate::platform::probes::{self, Probed, probe_all, probe_directories};
+use crate::platform::probes::{self, Probed, probe_all, probe_directories, probe_pools};
 use crate::provision::devices::{DeviceTable, backing_config};
 use crate::provision::ns_catalog::Catalog;
 use crate::provision::probe::FileId;
@@ -67,6 +67,7 @@ pub fn check(file: &Path) -> bool {
     good &= addresses(config);
     good &= backing_stores(config);
     good &= managed_directories(config, &BlockingPool::default());
+    good &= managed_pools(config, &BlockingPool::default());
     gateway_group(config);
     good &= management(config);
     good &= capture(config, will_own);
@@ -161,6 +162,23 @@ fn managed_directories(config: &Config, opening: &BlockingPool) -> bool {
             }
             (Ok(Some(why)) | Err(why), _) => {
                 error!("{place}: {why}");
+                good = false;
+            }
+        }
+    }
+    good
+}
+
+/// Checks the pools in which hosts make images.
+fn managed_pools(config: &Config, opening: &BlockingPool) -> bool {
+    let mut good = true;
+    for (nqn, pool, outcome) in probe_pools(config, opening) {
+        let Err(OpenError { sentence, may_pass }) = outcome else { continue };
+        let place = format!("managed namespaces of {nqn}, pool {pool}");
+        match config.missing {
+            Missing::Wait if may_pass => warn!("{place}: {sentence}: none can be made until then"),
+            _ => {
+                error!("{place}: {sentence}");
                 good = false;
             }
         }
@@ -599,6 +617,21 @@ mod tests {
         config.missing = Missing::Wait;
         fs::write(managed.join(CATALOG_RECORD), "damaged").unwrap();
         assert!(!is_good(&config), "they would not be served before a reload");
+    }
+
+    #[test]
+    fn a_pool_of_managed_namespaces_that_cannot_be_used_is_reported() {
+        let mut config = Config::parse(
+            "[ceph]\nconf = \"/nvmfd-no-such-file\"\n[[listener]]\naddress = \"127.0.0.1\"\n\
+             [[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n\
+             [subsystem.managed]\ndirectory = \"/m\"\npool = \"rbd\"\nquota = \"1MiB\"\n",
+        )
+        .unwrap();
+        config.missing = Missing::Fail;
+        let is_good = |config: &Config| managed_pools(config, &BlockingPool::default());
+        assert!(!is_good(&config));
+        config.subsystems[0].managed.as_mut().unwrap().pool = None;
+        assert!(is_good(&config), "files need none");
     }
 
     /// On a machine whose root file system is on a device that this user may read.

@@ -76,6 +76,31 @@ pub(crate) fn probe_directories<T: Send + 'static>(
     probed.collect()
 }
 
+/// Probes the pools in which hosts make images, as [`probe_all`] does. Returns the subsystem and the
+/// pool of each, and the outcome.
+pub(crate) fn probe_pools(
+    config: &Config,
+    opening: &BlockingPool,
+) -> Vec<(Nqn, String, Result<(), OpenError>)> {
+    let all = config.subsystems.iter();
+    let all = all.filter_map(|each| Some((each.nqn, each.managed.as_ref()?)));
+    let probes: Vec<_> = all
+        .filter_map(|(nqn, managed)| {
+            let pool = managed.pool.clone()?;
+            let image: ImageName = format!("{pool}/image").parse().ok()?;
+            let (cluster, path) = (managed.cluster.clone(), image.path());
+            let task = opening.begin(&path, move || Ok(rbd::examine_pool(&cluster, &image)));
+            Some((nqn, pool, path, task))
+        })
+        .collect();
+    let end = ending(opening);
+    let probed = probes.into_iter().map(|(nqn, pool, path, task)| {
+        let silent = |sentence| Err(OpenError { sentence, may_pass: true });
+        (nqn, pool, end(&path, task).0.unwrap_or_else(silent))
+    });
+    probed.collect()
+}
+
 /// Waits for probes that have begun, [`PATIENCE`] for all of them. Returns the outcome of each, and
 /// whether its path did not answer.
 fn ending<'p, T>(

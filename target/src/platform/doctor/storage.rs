@@ -15,7 +15,7 @@ use crate::blockdev::rbd::{self, Examination};
 use crate::blockdev::{OpenError, names_device};
 use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind, Size};
 use crate::platform::availability;
-use crate::platform::probes::{self, Probed, probe_all, probe_directories};
+use crate::platform::probes::{self, Probed, probe_all, probe_directories, probe_pools};
 use crate::plural::count;
 
 /// Remedy for a path that does not answer.
@@ -25,6 +25,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let opening = BlockingPool::default();
     let mut findings = stores(config, &opening);
     findings.extend(managed_directories(config, &opening));
+    findings.extend(managed_pools(config, &opening));
     findings.extend(group::examine(config, &opening));
     if let Some(directory) = &config.state_directory {
         findings.push(writable("state", "state_directory", directory, try_writing(directory)));
@@ -61,6 +62,20 @@ fn managed_directories(config: &Config, opening: &BlockingPool) -> Vec<Finding> 
         outcome.unwrap_or_else(|why| Finding::problem("storage", sentence(why), HANGS))
     });
     findings.collect()
+}
+
+/// Checks the pools in which hosts make images.
+fn managed_pools(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
+    let finding = |(nqn, pool, outcome): (Nqn, String, Result<(), OpenError>)| {
+        let name = format!("managed namespaces of {nqn}: pool {pool}");
+        match outcome {
+            Ok(()) => Finding::ok("storage", format!("{name}: images can be made")),
+            Err(why) => {
+                Finding::problem("storage", format!("{name}: {why}"), "see docs/src/managed.md")
+            }
+        }
+    };
+    probe_pools(config, opening).into_iter().map(finding).collect()
 }
 
 fn managed_directory(name: &str, directory: &Path) -> Finding {
