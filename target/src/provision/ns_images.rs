@@ -234,9 +234,13 @@ impl UnsettledImages {
         let nqn = self.nqn;
         match removal {
             Removal::Removed => info!(subsystem = %nqn, image = %name, "image removed"),
-            Removal::NotOwn => {
-                warn!("{name} is not the image that was made for a namespace of {nqn}: it is left")
+            Removal::Absent => {
+                info!(subsystem = %nqn, image = %name, "there is no image to remove")
             }
+            Removal::NotOwn => warn!(
+                "{name} is not the image that was made for a namespace of {nqn}: it is left (if the \
+                 name is free, it is in the trash: `rbd trash ls`)"
+            ),
         }
     }
 

@@ -34,8 +34,10 @@ pub enum MakeError {
 /// What an image of that name was when its removal was tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Removal {
-    /// It is removed, or there was none.
+    /// It is removed.
     Removed,
+    /// There was none.
+    Absent,
     /// It is another one, which was left.
     NotOwn,
 }
@@ -96,40 +98,126 @@ pub fn remove_made(
     origin: &ImageOrigin,
 ) -> Result<Removal, OpenError> {
     let client = Client::of(config)?;
-    let refused = |errno| {
+    let pool = client.pool(&name.pool, &name.namespace);
+    let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
+    let removed = match origin {
+        ImageOrigin::Id(id) => remove_by_id(&client, &pool, name, id),
+        ImageOrigin::Client { address, size_bytes } => {
+            remove_announced(&client, &pool, name, address, *size_bytes)
+        }
+    };
+    removed.map_err(|errno| {
         if errno == Errno::ESHUTDOWN {
             client.note_fenced();
         }
         not_removed(config, name, errno)
-    };
-    let pool = || client.pool(&name.pool, &name.namespace);
-    let opened = pool().map_err(|errno| no_pool(config, &name.pool, errno))?;
-    // What the network still delivers of a killed client must not make it afterwards.
-    if let ImageOrigin::Client { address, .. } = origin
-        && client.was(address)
-    {
-        client.exclude(address).map_err(refused)?;
-    }
-    match ffi::Image::open(opened, &name.image, None, true) {
+    })
+}
+
+/// Removes the image with this id by way of the trash, where images have their id: if another one gets
+/// the name meanwhile, that is in the trash at worst, and can be restored from there. An earlier
+/// attempt may have ended at any point.
+fn remove_by_id(
+    client: &Client,
+    pool: &ffi::Pool,
+    name: &ImageName,
+    id: &str,
+) -> Result<Removal, Errno> {
+    let named = id_of_name(pool, name)?;
+    let is_named = named.as_ref().is_some_and(|named| named == id);
+    match ffi::Image::open_by_id(client.pool(&name.pool, &name.namespace)?, id) {
         Ok(image) => {
-            if !is_own(&image, origin).map_err(refused)? {
-                return Ok(Removal::NotOwn);
+            let watchers = exclude_former(client, &image)?;
+            // It keeps its name, by which the administrator finds out why it still exists.
+            if is_named && watchers {
+                return Err(Errno::EBUSY);
             }
-            // A client that was killed has it open for another half minute, unless it is excluded.
-            let watchers = image.watchers().map_err(refused)?;
-            let mut former = watchers.iter().filter(|address| client.was(address));
-            former.try_for_each(|address| client.exclude(address)).map_err(refused)?;
-        }
-        Err(Errno::ENOENT) if !has_part(name, pool().map_err(refused)?).map_err(refused)? => {
-            return Ok(Removal::Removed);
+            if is_named && !image.snapshots()?.is_empty() {
+                return Err(Errno::ENOTEMPTY);
+            }
         }
         Err(Errno::ENOENT) => {}
-        Err(errno) => return Err(refused(errno)),
+        Err(errno) => return Err(errno),
     }
-    let removed = pool().and_then(|pool| ffi::remove_image(&pool, &name.image));
-    match removed {
-        Ok(()) | Err(Errno::ENOENT) => Ok(Removal::Removed),
-        Err(errno) => Err(refused(errno)),
+    // Exclusion has waited for the cluster.
+    let is_another = id_of_name(pool, name)?.is_some_and(|named| named != id);
+    let is_moved = match is_another {
+        true => false,
+        false => found(ffi::move_to_trash(pool, &name.image))?,
+    };
+    match found(ffi::remove_from_trash(pool, id))? {
+        true => Ok(Removal::Removed),
+        false if is_another || is_moved => Ok(Removal::NotOwn),
+        // A part that is in no directory. As long as it has the name, no other image gets it.
+        false if is_named => {
+            found(ffi::remove_image(pool, &name.image))?;
+            Ok(Removal::Removed)
+        }
+        false => Ok(Removal::Absent),
+    }
+}
+
+/// Removes the image with a name if it is the one that was announced. Librbd finds by its name, too,
+/// what an earlier attempt has left of it.
+fn remove_announced(
+    client: &Client,
+    pool: &ffi::Pool,
+    name: &ImageName,
+    address: &str,
+    size_bytes: u64,
+) -> Result<Removal, Errno> {
+    // What the network still delivers of a killed client must not make it afterwards.
+    if client.was(address) {
+        client.exclude(address)?;
+    }
+    let own = client.pool(&name.pool, &name.namespace)?;
+    let opened = match ffi::Image::open(own, &name.image, None, true) {
+        Ok(image) => {
+            let is_own = image.size_bytes()? == size_bytes
+                && image.snapshots()?.is_empty()
+                && image.is_unwritten()?;
+            if !is_own {
+                return Ok(Removal::NotOwn);
+            }
+            exclude_former(client, &image)?;
+            Some(image.id()?)
+        }
+        Err(Errno::ENOENT) => None,
+        Err(errno) => return Err(errno),
+    };
+    let named = id_of_name(pool, name)?;
+    let is_own = match &named {
+        // Its parent may be missing.
+        Some(named) if opened.is_none() => !has_header(pool, named)?,
+        // Another image may have got the name meanwhile.
+        Some(named) => opened.is_some_and(|opened| opened == *named),
+        None => true,
+    };
+    if !is_own {
+        return Ok(Removal::NotOwn);
+    }
+    // A part is removed with ENOENT.
+    match found(ffi::remove_image(pool, &name.image))? || named.is_some() {
+        true => Ok(Removal::Removed),
+        false => Ok(Removal::Absent),
+    }
+}
+
+/// Excludes those that have an image open and are former clients of this daemon; otherwise they would
+/// have it open for another half minute. Returns whether there are others.
+fn exclude_former(client: &Client, image: &ffi::Image) -> Result<bool, Errno> {
+    let watchers = image.watchers()?;
+    let (former, others): (Vec<_>, Vec<_>) = watchers.iter().partition(|it| client.was(it));
+    former.iter().try_for_each(|address| client.exclude(address))?;
+    Ok(!others.is_empty())
+}
+
+/// False: there is none.
+fn found(outcome: Result<(), Errno>) -> Result<bool, Errno> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(Errno::ENOENT) => Ok(false),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -154,24 +242,23 @@ pub fn examine_pool(config: &ClusterConfig, image: &ImageName) -> Result<(), Ope
     }
 }
 
-/// Whether there is a part of an image, which is no image and keeps others from getting its name: the
-/// object with its id, which is made first and removed last.
-fn has_part(name: &ImageName, mut pool: ffi::Pool) -> Result<bool, Errno> {
-    match pool.read_omap(&format!("rbd_id.{}", name.image), &[("", String::new())], None) {
-        Ok(_) => Ok(true),
-        Err(Errno::ENOENT) => Ok(false),
+/// The id of the image with a name, also of a part of one: what is written first and, in a removal,
+/// removed before the name is free. None: there is none.
+fn id_of_name(pool: &ffi::Pool, name: &ImageName) -> Result<Option<String>, Errno> {
+    match pool.read_object(&format!("rbd_id.{}", name.image)) {
+        // A string after its length. While it is made, the object may be empty.
+        Ok(content) => {
+            let id = content.get(4..).unwrap_or_default().to_owned();
+            Ok(Some(String::from_utf8(id).map_err(|_| Errno::EBADMSG)?))
+        }
+        Err(Errno::ENOENT) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
-/// Whether an image is the one that was made, or announced.
-fn is_own(image: &ffi::Image, origin: &ImageOrigin) -> Result<bool, Errno> {
-    match origin {
-        ImageOrigin::Id(id) => Ok(image.id()? == *id),
-        ImageOrigin::Client { size_bytes, .. } => Ok(image.size_bytes()? == *size_bytes
-            && image.snapshots()?.is_empty()
-            && image.is_unwritten()?),
-    }
+/// Whether there is an image with this id, and not only a part of one.
+fn has_header(pool: &ffi::Pool, id: &str) -> Result<bool, Errno> {
+    found(pool.read_object(&format!("rbd_header.{id}")).map(drop))
 }
 
 fn not_removed(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
@@ -182,6 +269,11 @@ fn not_removed(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenEr
         Errno::ENOTEMPTY => {
             format!("the image {name} cannot be removed: it has snapshots (`rbd snap ls {name}`)")
         }
+        Errno::EPERM => format!(
+            "the image {name} cannot be removed: it is in the trash for some time (`rbd trash ls`), or \
+             the rights of {} do not suffice",
+            config.entity()
+        ),
         errno => return failed(config, &format!("remove the image {name}"), errno),
     };
     OpenError { sentence, may_pass: true }

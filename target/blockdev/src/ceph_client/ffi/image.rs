@@ -61,6 +61,20 @@ impl Image {
         Ok(Image { pool, raw })
     }
 
+    /// Opens the image with this id, also in the trash, for reading only and without watching it.
+    /// Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// The errno.
+    pub(crate) fn open_by_id(pool: Pool, id: &str) -> Result<Image, Errno> {
+        let (api, mut raw, id) = (pool.api(), null_mut(), c(id)?);
+        // SAFETY: the pool is live, the library writes the handle, and the id ends with a zero.
+        check(unsafe {
+            (api.rbd_open_by_id_read_only)(pool.raw, id.as_ptr(), &raw mut raw, null())
+        })?;
+        Ok(Image { pool, raw })
+    }
+
     pub(super) fn api(&self) -> &'static Api {
         self.pool.api()
     }

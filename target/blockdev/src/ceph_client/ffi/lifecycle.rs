@@ -47,6 +47,29 @@ pub(crate) fn remove_image(pool: &Pool, name: &str) -> Result<(), Errno> {
     check(unsafe { (pool.api().rbd_remove)(pool.raw, name.as_ptr()) }).map(drop)
 }
 
+/// Moves an image to the trash of its pool, or ends a move that a client that was killed has begun.
+/// Blocks as long as the cluster does not answer.
+///
+/// # Errors
+/// ENOENT: there is none; else the errno.
+pub(crate) fn move_to_trash(pool: &Pool, name: &str) -> Result<(), Errno> {
+    let (name, delay_seconds) = (c(name)?, 0);
+    // SAFETY: the pool is live, and the name ends with a zero.
+    check(unsafe { (pool.api().rbd_trash_move)(pool.raw, name.as_ptr(), delay_seconds) }).map(drop)
+}
+
+/// Removes the image with this id, which is in the trash, with its data, or what an earlier removal
+/// has left of it. Takes as long as it has objects, and blocks as long as the cluster does not answer.
+///
+/// # Errors
+/// ENOENT: there is none; EPERM: it is kept in the trash for some time; EBUSY: a client has it open;
+/// ENOTEMPTY: it has snapshots; else the errno.
+pub(crate) fn remove_from_trash(pool: &Pool, id: &str) -> Result<(), Errno> {
+    let (id, force) = (c(id)?, false);
+    // SAFETY: the pool is live, and the id ends with a zero.
+    check(unsafe { (pool.api().rbd_trash_remove)(pool.raw, id.as_ptr(), force) }).map(drop)
+}
+
 /// Ends the search for data at the first range that has some.
 extern "C" fn end_search(_: u64, _: usize, _: c_int, _: *mut c_void) -> c_int {
     -libc::EEXIST

@@ -99,6 +99,7 @@ api! {
         fn rados_set_pool_full_try(Handle);
         fn rados_get_last_version(Handle) -> u64;
         fn rados_remove(Handle, Text) -> c_int;
+        fn rados_read(Handle, Text, *mut c_char, usize, u64) -> c_int;
         fn rados_create_read_op() -> Handle;
         fn rados_release_read_op(Handle);
         fn rados_read_op_assert_version(Handle, u64);
@@ -121,9 +122,12 @@ api! {
     rbd {
         fn rbd_open(Handle, Text, *mut Handle, Text) -> c_int;
         fn rbd_open_read_only(Handle, Text, *mut Handle, Text) -> c_int;
+        fn rbd_open_by_id_read_only(Handle, Text, *mut Handle, Text) -> c_int;
         fn rbd_close(Handle) -> c_int;
         fn rbd_create4(Handle, Text, u64, Handle) -> c_int;
         fn rbd_remove(Handle, Text) -> c_int;
+        fn rbd_trash_move(Handle, Text, u64) -> c_int;
+        fn rbd_trash_remove(Handle, Text, bool) -> c_int;
         fn rbd_diff_iterate2(
             Handle, Text, u64, u64, u8, u8, DiffCallback, *mut c_void) -> c_int;
         fn rbd_get_size(Handle, *mut u64) -> c_int;

@@ -31,7 +31,7 @@ use nix::errno::Errno;
 pub(crate) use cluster::{Client, Pool};
 pub(crate) use completions::CompletionQueue;
 pub(crate) use image::Image;
-pub(crate) use lifecycle::{create_image, remove_image};
+pub(crate) use lifecycle::{create_image, move_to_trash, remove_from_trash, remove_image};
 use load::{Api, Handle};
 pub(crate) use omap::Change;
 pub(crate) use snapshots::{IN_TRASH, Snapshot, clone_snapshot};

@@ -16,6 +16,9 @@ const EQUAL: u8 = 1;
 /// OSDs return at most this many keys at once.
 const PAGE_KEYS: u64 = 1024;
 
+/// At most this much of the data of an object is read.
+const OBJECT_BYTES: usize = 1024;
+
 /// Keys and values, in the order of keys.
 pub(crate) type Pairs = Vec<(String, Vec<u8>)>;
 
@@ -144,6 +147,27 @@ impl Pool {
             (api.rados_release_write_op)(op);
             check(code).map(drop)
         }
+    }
+
+    /// The first bytes of an object. Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// ENOENT: there is no such object; else the errno.
+    pub(crate) fn read_object(&self, object: &str) -> Result<Vec<u8>, Errno> {
+        let (object, mut bytes) = (c(object)?, vec![0; OBJECT_BYTES]);
+        // SAFETY: the handle is live, the text ends with a zero, and the library writes at most as
+        // many bytes as there are.
+        let read = check(unsafe {
+            (self.api().rados_read)(
+                self.raw,
+                object.as_ptr(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                0,
+            )
+        })?;
+        bytes.truncate(read as usize);
+        Ok(bytes)
     }
 
     /// Removes an object with all its keys.
