@@ -4,9 +4,9 @@
 //! the second has its id. Removed are images of requests that have not reached the second record,
 //! and of deleted namespaces: beside the requests, because that takes as long as there is data, and
 //! again and again as long as the cluster does not answer or somebody has the image open. Until
-//! then the record has them; they count against no quota.
+//! then the record has them, and they count against the quota.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -30,6 +30,9 @@ use crate::state::ns_catalog::{CatalogImage, NamespaceCatalogRecord};
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit for the removals of a subsystem, and then for its record. What takes longer goes on.
 const REMOVAL: Duration = Duration::from_secs(2);
+/// Maximum of removals in progress, of all subsystems, including those that do not end in time: each
+/// occupies a thread of the daemon.
+const REMOVALS_MAX: usize = 4;
 /// The pause after a removal that failed,
 const PAUSE: Duration = Duration::from_secs(1);
 /// which doubles each time, up to this many times.
@@ -145,6 +148,8 @@ pub(super) struct UnsettledImages {
 /// Removes images of all catalogs; retries what fails.
 #[derive(Debug, Default)]
 pub(super) struct ImageRemoval {
+    /// Cloned by each removal in progress.
+    running: Arc<()>,
     failed: BTreeMap<Nqn, Failure>,
 }
 
@@ -156,16 +161,19 @@ struct Failure {
 }
 
 impl ImageRemoval {
-    /// Removes what can be removed now.
-    pub(super) fn run(&mut self, provisioner: &Mutex<Provisioner>) {
+    /// Removes what can be removed now, until the daemon stops.
+    pub(super) fn run(&mut self, provisioner: &Mutex<Provisioner>, stops: impl Fn() -> bool) {
         let all = lock(provisioner).unsettled_images();
         self.failed.retain(|nqn, _| all.iter().any(|each| each.nqn == *nqn));
         for each in all {
+            if stops() {
+                return;
+            }
             let now = Instant::now();
             if self.failed.get(&each.nqn).is_some_and(|failure| now < failure.until) {
                 continue;
             }
-            match each.remove(provisioner, remove_made) {
+            match each.remove(provisioner, &self.running, remove_made) {
                 None => {}
                 Some(Ok(())) => drop(self.failed.remove(&each.nqn)),
                 Some(Err(why)) => self.note(each.nqn, why),
@@ -195,6 +203,7 @@ impl UnsettledImages {
     pub(super) fn remove(
         &self,
         provisioner: &Mutex<Provisioner>,
+        running: &Arc<()>,
         remove_made: RemoveImage,
     ) -> Option<Result<(), String>> {
         // A request may be making what its record announces.
@@ -203,18 +212,24 @@ impl UnsettledImages {
         let mut settled = before.clone();
         let mut outcome = Ok(());
         let images = before.unsettled_images();
-        let begun: Vec<_> = images
+        let images: Vec<_> = images
             .filter_map(|(uuid, image)| Some((uuid, image.name(uuid)?, image.origin.clone())))
-            .map(|(uuid, name, origin)| {
-                let (cluster, own) = (self.cluster.clone(), name.clone());
+            .collect();
+        let mut images = images.into_iter();
+        let (deadline, mut begun) = (Instant::now() + REMOVAL, VecDeque::new());
+        loop {
+            let is_free = Arc::strong_count(running) <= REMOVALS_MAX && Instant::now() < deadline;
+            if is_free && let Some((uuid, name, origin)) = images.next() {
+                let (cluster, own, running) =
+                    (self.cluster.clone(), name.clone(), Arc::clone(running));
                 let task = self.opening.begin(&name.path(), move || {
+                    let _running = running;
                     remove_made(&cluster, &own, &origin).map_err(|error| error.sentence)
                 });
-                (uuid, name, task)
-            })
-            .collect();
-        let deadline = Instant::now() + REMOVAL;
-        for (uuid, name, task) in begun {
+                begun.push_back((uuid, name, task));
+                continue;
+            }
+            let Some((uuid, name, task)) = begun.pop_front() else { break };
             match task.by(deadline) {
                 Ok(removal) => {
                     self.log(&name, removal);
@@ -222,6 +237,9 @@ impl UnsettledImages {
                 }
                 Err(why) => outcome = Err(why),
             }
+        }
+        if settled == before && images.len() > 0 {
+            outcome = outcome.and(Err("the removal of others takes its time".to_owned()));
         }
         if settled != before {
             let kept = self.keep(provisioner, settled, before);

@@ -2,7 +2,7 @@
 //! removes those of deleted namespaces.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,9 +44,10 @@ impl RetryTask {
         let (stop, stopped) = channel();
         let ended = pool.spawn(move || {
             let (mut pauses, mut images) = (Backoff::default(), ImageRemoval::default());
+            let stops = || stopped.try_recv() == Err(TryRecvError::Disconnected);
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 look(&provisioner, &mut pauses);
-                images.run(&provisioner);
+                images.run(&provisioner, stops);
             }
         })?;
         Ok(RetryTask { ended: Mutex::new(ended), stop: Some(stop) })

@@ -21,6 +21,12 @@ fn config(directory: &Path) -> Config {
     config
 }
 
+/// As [`super::provisioner`], with a state directory, which images need.
+fn provisioner(config: &Config) -> Provisioner {
+    let state = config.subsystems[0].managed.as_ref().unwrap().directory.clone();
+    provisioner_with(config, DeviceTable::new(Some(state), 0))
+}
+
 /// Creates a namespace of 1 MiB in an image, of which `made` is the outcome.
 fn create_with(provisioner: &mut Provisioner, made: CreateOutcome) -> Result<u32, Status> {
     let order = order(host(1), create(1));
@@ -67,7 +73,7 @@ fn remove(
     let unsettled = provisioner.unsettled_images().pop().expect("there is one");
     let empty = empty_provisioner(&provisioner.config, DeviceTable::default());
     let own = Mutex::new(mem::replace(provisioner, empty));
-    let outcome = unsettled.remove(&own, outcome);
+    let outcome = unsettled.remove(&own, &Arc::default(), outcome);
     *provisioner = own.into_inner().unwrap();
     outcome
 }
@@ -154,7 +160,7 @@ fn no_image_is_removed_during_a_request_or_after_its_catalog_was_closed() {
     let unsettled = provisioner.unsettled_images().pop().unwrap();
     let closed = provisioner.catalogs.remove(&nqn()).unwrap();
     let own = Mutex::new(provisioner);
-    assert_eq!(unsettled.remove(&own, |_, _, _| panic!("not now")), None);
+    assert_eq!(unsettled.remove(&own, &Arc::default(), |_, _, _| panic!("not now")), None);
     assert_eq!(*closed.record(), before);
 }
 
@@ -190,6 +196,42 @@ fn a_namespace_whose_image_cannot_be_opened_is_pending_and_can_be_deleted() {
     assert_eq!(only_unsettled(&record(&provisioner)).0, uuid);
     assert_eq!(remove(&mut provisioner, |_, _, _| Ok(Removal::Removed)), Some(Ok(())));
     assert_eq!(record(&provisioner), NamespaceCatalogRecord::new(nqn()));
+}
+
+/// Removals that wait until the test has ended them.
+#[test]
+fn few_removals_are_in_progress_whatever_their_number() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static BEGUN: AtomicUsize = AtomicUsize::new(0);
+    static GATE: Mutex<()> = Mutex::new(());
+    let directory = tempdir().unwrap();
+    let config = config(directory.path());
+    let (mut catalog, _) = Catalog::open(directory.path(), nqn()).unwrap();
+    let mut kept = NamespaceCatalogRecord::new(nqn());
+    kept.unsettled = (1..=20).map(|n| Uuid::from_bytes([n; 16])).collect();
+    kept.images = kept.unsettled.iter().map(|uuid| (*uuid, being_made("rbd"))).collect();
+    catalog.keep(kept).unwrap();
+    drop(catalog);
+    let own = Mutex::new(provisioner(&config));
+    let running = Arc::new(());
+    let remove = || {
+        let unsettled = lock(&own).unsettled_images().pop().expect("there are some");
+        unsettled.remove(&own, &running, |_, _, _| {
+            BEGUN.fetch_add(1, Ordering::Relaxed);
+            let _open = GATE.lock();
+            Ok(Removal::Removed)
+        })
+    };
+    let gate = GATE.lock().unwrap();
+    for _ in 0..3 {
+        assert!(remove().unwrap().is_err());
+        assert_eq!(BEGUN.load(Ordering::Relaxed), 4, "those that hang count");
+    }
+    drop(gate);
+    while !lock(&own).unsettled_images().is_empty() {
+        remove();
+    }
+    assert_eq!(record(&lock(&own)), NamespaceCatalogRecord::new(nqn()));
 }
 
 #[test]
