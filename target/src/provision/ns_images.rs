@@ -76,7 +76,7 @@ impl ImagePool {
         let NamespaceRequest::Create(new) = what else { return None };
         let (address, size_bytes) = (self.client.address().to_owned(), new.bytes);
         let origin = ImageOrigin::Client { address, size_bytes };
-        Some(CatalogImage { pool: self.pool.clone(), origin })
+        Some(CatalogImage { pool: self.pool.clone(), origin, size_bytes })
     }
 
     /// Makes the image of a namespace. Without an answer it may be made later.

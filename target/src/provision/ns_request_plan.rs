@@ -134,7 +134,9 @@ fn create(
     situation: &RequestContext<'_>,
 ) -> Result<Vec<Planned>, Status> {
     let RequestContext { granted, declared, max_nsid, free_bytes, fresh, .. } = *situation;
-    if record.entries.len() >= granted.namespaces as usize {
+    // A host must not make and delete images faster than they can be removed.
+    let images = record.entries.len() + record.unsettled_images().count();
+    if images >= granted.namespaces as usize {
         return Err(Status::NAMESPACE_ID_UNAVAILABLE.with_dnr());
     }
     let left_bytes = granted.quota_bytes.saturating_sub(record.used_bytes());
@@ -294,6 +296,8 @@ mod tests {
         files: BTreeSet<Uuid>,
         open: BTreeSet<Uuid>,
         served: NamespaceCatalogRecord,
+        quota_bytes: u64,
+        namespaces: u32,
     }
 
     impl Bench {
@@ -305,7 +309,10 @@ mod tests {
             let served = kept.clone();
             let open: BTreeSet<Uuid> = kept.entries.values().map(|entry| entry.uuid).collect();
             let files = open.iter().chain(&kept.unsettled).copied().collect();
-            Bench { kept, image, files, open, served }
+            // The unsettled image counts.
+            let limit = if kept.images.is_empty() { 3 } else { 4 };
+            let (quota_bytes, namespaces) = (limit << 20, limit as u32);
+            Bench { kept, image, files, open, served, quota_bytes, namespaces }
         }
 
         fn plan(&self, what: &NamespaceRequest) -> Result<RequestPlan, Status> {
@@ -314,8 +321,8 @@ mod tests {
                 directory: "/m".into(),
                 pool: None,
                 cluster: Default::default(),
-                quota_bytes: 3 << 20,
-                namespaces: 3,
+                quota_bytes: self.quota_bytes,
+                namespaces: self.namespaces,
                 any_host: true,
                 hosts: BTreeSet::new(),
             };
@@ -455,6 +462,20 @@ mod tests {
                 assert_eq!(&bench.kept.entries, expected, "{what:?} without step {failing}");
             }
             assert!(refused > 0, "{what:?}");
+        }
+    }
+
+    #[test]
+    fn images_that_are_not_removed_yet_count_against_both_limits() {
+        let create = orders().remove(0);
+        let bench = || Bench::of(sample_of_images(), Some(being_made("rbd")));
+        assert!(bench().plan(&create).is_ok());
+        for (bench, refused) in [
+            (Bench { namespaces: 3, ..bench() }, Status::NAMESPACE_ID_UNAVAILABLE),
+            (Bench { quota_bytes: 3 << 20, ..bench() }, Status::NAMESPACE_INSUFFICIENT_CAPACITY),
+        ] {
+            let said = bench.plan(&create).map(|_| ()).unwrap_err();
+            assert!(said.is(refused) && said.dnr(), "{said}");
         }
     }
 

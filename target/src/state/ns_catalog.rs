@@ -6,8 +6,8 @@
 //! namespace 3 6f1c5d1e-.. bytes 1073741824 block 4096 group 1
 //! host 3 nqn.2014-08.org.nvmexpress:uuid:..
 //! unsettled 0b7e..
-//! image 6f1c5d1e-.. id 85d6e1e2b1a3 pool rbd
-//! image 0b7e.. bytes 1048576 client 192.0.2.1:0/1234 pool rbd
+//! image 6f1c5d1e-.. id 85d6e1e2b1a3 bytes 1073741824 pool rbd
+//! image 0b7e.. client 192.0.2.1:0/1234 bytes 1048576 pool rbd
 //! crc32 5f3a9c01
 //! ```
 //!
@@ -33,6 +33,8 @@ pub struct CatalogImage {
     pub pool: String,
     /// What it is recognised by.
     pub origin: ImageOrigin,
+    /// Its size.
+    pub size_bytes: u64,
 }
 
 impl CatalogImage {
@@ -57,16 +59,14 @@ impl CatalogImage {
     fn parse(text: &str) -> Option<CatalogImage> {
         let (what, rest) = text.split_once(' ')?;
         let (value, rest) = rest.split_once(' ')?;
-        let (origin, rest) = match what {
-            "id" => (ImageOrigin::Id(value.to_owned()), rest),
-            "bytes" => {
-                let size_bytes = value.parse().ok()?;
-                let (address, rest) = rest.strip_prefix("client ")?.split_once(' ')?;
-                (ImageOrigin::Client { address: address.to_owned(), size_bytes }, rest)
-            }
+        let (bytes, pool) = rest.strip_prefix("bytes ")?.split_once(" pool ")?;
+        let (value, size_bytes) = (value.to_owned(), bytes.parse().ok()?);
+        let origin = match what {
+            "id" => ImageOrigin::Id(value),
+            "client" => ImageOrigin::Client { address: value, size_bytes },
             _ => return None,
         };
-        Some(CatalogImage { pool: rest.strip_prefix("pool ")?.to_owned(), origin })
+        Some(CatalogImage { pool: pool.to_owned(), origin, size_bytes })
     }
 }
 
@@ -75,11 +75,9 @@ impl fmt::Display for CatalogImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
             ImageOrigin::Id(id) => write!(f, "id {id}")?,
-            ImageOrigin::Client { address, size_bytes } => {
-                write!(f, "bytes {size_bytes} client {address}")?;
-            }
+            ImageOrigin::Client { address, .. } => write!(f, "client {address}")?,
         }
-        write!(f, " pool {}", self.pool)
+        write!(f, " bytes {} pool {}", self.size_bytes, self.pool)
     }
 }
 
@@ -107,9 +105,11 @@ impl NamespaceCatalogRecord {
         }
     }
 
-    /// The total size of all namespaces, in bytes.
+    /// The total size of all namespaces, and of images that are not removed yet, in bytes.
     pub fn used_bytes(&self) -> u64 {
-        self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
+        let unsettled = self.unsettled_images().map(|(_, image)| image.size_bytes);
+        let all = self.entries.values().map(|entry| entry.bytes).chain(unsettled);
+        all.fold(0, u64::saturating_add)
     }
 
     /// Files that are being created or removed.
@@ -199,7 +199,7 @@ impl NamespaceCatalogRecord {
 impl record::Record for NamespaceCatalogRecord {
     const KIND: &'static str = "namespaces";
     const REMEDY: &'static str =
-        "take it and the images away if none of these namespaces is needed";
+        "take it, and the files and images of these namespaces, away if none of them is needed";
 
     fn emit(&self) -> String {
         let mut text = format!("subsystem {}\n", self.subsystem);
@@ -263,13 +263,13 @@ pub(crate) mod tests {
     pub(crate) fn being_made(pool: &str) -> CatalogImage {
         let address = "192.0.2.1:0/1234".to_owned();
         let origin = ImageOrigin::Client { address, size_bytes: 1 << 20 };
-        CatalogImage { pool: pool.to_owned(), origin }
+        CatalogImage { pool: pool.to_owned(), origin, size_bytes: 1 << 20 }
     }
 
     /// As [`sample`], in images: namespace 7, and the unsettled one.
     pub(crate) fn sample_of_images() -> NamespaceCatalogRecord {
         let origin = ImageOrigin::Id("85d6e1e2b1a3".to_owned());
-        let made = CatalogImage { pool: "rbd".to_owned(), origin };
+        let made = CatalogImage { pool: "rbd".to_owned(), origin, size_bytes: 1 << 20 };
         let [seven, nine] = [7, 9].map(|n| Uuid::from_bytes([n; 16]));
         let images = [(seven, made), (nine, being_made("a pool/space"))].into();
         NamespaceCatalogRecord { images, ..sample() }
@@ -281,8 +281,8 @@ pub(crate) mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let uuid = |n: u8| Uuid::from_bytes([n; 16]);
         assert_eq!(lines.len(), 11);
-        assert_eq!(lines[8], format!("image {} id 85d6e1e2b1a3 pool rbd", uuid(7)));
-        let last = "bytes 1048576 client 192.0.2.1:0/1234 pool a pool/space";
+        assert_eq!(lines[8], format!("image {} id 85d6e1e2b1a3 bytes 1048576 pool rbd", uuid(7)));
+        let last = "client 192.0.2.1:0/1234 bytes 1048576 pool a pool/space";
         assert_eq!(lines[9], format!("image {} {last}", uuid(9)));
         let read = record::unseal::<NamespaceCatalogRecord>(text.as_bytes()).unwrap();
         assert_eq!(read, sample_of_images());

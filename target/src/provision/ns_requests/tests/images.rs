@@ -91,7 +91,7 @@ fn an_image_that_cannot_be_served_is_in_the_record_until_it_is_removed() {
     assert_eq!(create_with(&mut provisioner, made), Err(FAILED), "it cannot be opened");
     let before = record(&provisioner);
     assert_eq!(only_unsettled(&before).1.origin, ImageOrigin::Id("id-1".to_owned()));
-    assert_eq!(before.used_bytes(), 0, "it counts against nobody");
+    assert_eq!(before.used_bytes(), MIB, "it counts against the quota");
     let refused = remove(&mut provisioner, |_, _, _| {
         let sentence = "it has snapshots".to_owned();
         Err(OpenError { sentence, may_pass: true })
