@@ -110,7 +110,7 @@ impl<'a> Diff<'a> {
             }
             match probes.paths.remove(&key) {
                 Some(Ok(probed)) => added.push(Added { key, namespace, probed }),
-                Some(Err(why)) if self.missing == Missing::Fail => {
+                Some(Err(why)) if !waits(self.missing, namespace) => {
                     return Err(format!("{}: {why}", place(key)));
                 }
                 Some(Err(why)) => {
@@ -176,13 +176,12 @@ impl<'a> Diff<'a> {
         is_there: bool,
         Unserved { why, may_pass }: Unserved,
     ) -> Result<(), String> {
-        let missing = self.missing;
         let is_there = is_there || self.was_there(namespace);
         let is_known =
             self.current.is_starting || self.current.pending_as(key, namespace).is_some();
         let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
         let pending = PendingDevice::store(key, namespace, why.clone()).there(is_there);
-        match missing == Missing::Wait && (may_pass || is_known) {
+        match waits(self.missing, namespace) && (may_pass || is_known) {
             true => {
                 self.next.pending.push(pending.held(!may_pass && (is_there || !is_file)));
                 Ok(())
@@ -195,6 +194,12 @@ impl<'a> Diff<'a> {
     fn was_there(&self, namespace: &NamespaceConfig) -> bool {
         matches!(&namespace.kind, NamespaceKind::File { path, .. } if self.served.contains(path))
     }
+}
+
+/// Whether a namespace without its device is pending. An image that a host has made and that is lost
+/// stops no other subsystem, just as its file does not.
+fn waits(missing: Missing, namespace: &NamespaceConfig) -> bool {
+    missing == Missing::Wait || matches!(namespace.kind, NamespaceKind::Rbd { made: Some(_), .. })
 }
 
 impl DeviceTable {
@@ -297,7 +302,7 @@ impl DeviceTable {
     ) -> Vec<(Place, BlockingTask<'_, ProbeResult>)> {
         let new = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
-            let stays_pending = missing == Missing::Wait
+            let stays_pending = waits(missing, namespace)
                 && !due.contains(&key)
                 && self.pending_as(key, namespace).is_some();
             let is_new = !self.by_namespace.contains_key(&key) && !stays_pending;

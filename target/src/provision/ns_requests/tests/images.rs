@@ -198,6 +198,26 @@ fn a_namespace_whose_image_cannot_be_opened_is_pending_and_can_be_deleted() {
     assert_eq!(record(&provisioner), NamespaceCatalogRecord::new(nqn()));
 }
 
+#[test]
+fn a_lost_image_is_pending_even_if_a_missing_device_is_to_fail() {
+    let directory = tempdir().unwrap();
+    let (mut catalog, _) = Catalog::open(directory.path(), nqn()).unwrap();
+    let mut kept = sample_of_images();
+    kept.entries.retain(|nsid, _| *nsid == 7);
+    kept.unsettled.clear();
+    kept.images.retain(|uuid, _| kept.entries.values().any(|entry| entry.uuid == *uuid));
+    catalog.keep(kept).unwrap();
+    drop(catalog);
+    let config = Config { missing: Missing::Fail, ..config(directory.path()) };
+    let mut provisioner = provisioner(&config);
+    assert_eq!(provisioner.stores.pending().len(), 1);
+    assert_eq!(
+        ask(&mut provisioner, NamespaceRequest::Detach { nsid: 7, cntlids: vec![1] }),
+        Ok(0)
+    );
+    assert_eq!(provisioner.stores.pending().len(), 1, "it prevents no request");
+}
+
 /// Removals that wait until the test has ended them.
 #[test]
 fn few_removals_are_in_progress_whatever_their_number() {
