@@ -239,6 +239,17 @@ impl DeviceTable {
                 place((subsystem.nqn, namespace.nsid))
             )),
             _ => Ok(()),
+        }?;
+        let mut all = subsystems.iter();
+        let pool = all.find(|it| it.managed.as_ref().is_some_and(|it| it.pool.is_some()));
+        match pool {
+            Some(subsystem) if self.state_directory.is_none() => Err(format!(
+                "managed namespaces of {}: `pool` needs a `state_directory`, whose list of clients \
+                 excludes a process that was killed while it made an image: name one in the \
+                 configuration",
+                subsystem.nqn
+            )),
+            _ => Ok(()),
         }
     }
 

@@ -192,7 +192,7 @@ fn a_namespace_whose_image_cannot_be_opened_is_pending_and_can_be_deleted() {
     // A restart finds it.
     provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
-    let mut provisioner = super::provisioner(&config);
+    let mut provisioner = self::provisioner(&config);
     assert_eq!(only_unsettled(&record(&provisioner)).0, uuid);
     assert_eq!(remove(&mut provisioner, |_, _, _| Ok(Removal::Removed)), Some(Ok(())));
     assert_eq!(record(&provisioner), NamespaceCatalogRecord::new(nqn()));
@@ -216,6 +216,15 @@ fn a_lost_image_is_pending_even_if_a_missing_device_is_to_fail() {
         Ok(0)
     );
     assert_eq!(provisioner.stores.pending().len(), 1, "it prevents no request");
+}
+
+#[test]
+fn a_pool_needs_a_state_directory() {
+    let directory = tempdir().unwrap();
+    let config = config(directory.path());
+    let stores = DeviceTable::default();
+    let refused = Transition::open(&config, &stores, &Catalogs::new()).err().unwrap();
+    assert!(refused.0.contains("`pool` needs a `state_directory`"), "{refused}");
 }
 
 /// Removals that wait until the test has ended them.
@@ -261,7 +270,7 @@ fn namespaces_in_files_are_served_after_a_pool_was_configured() {
     assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
     provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
-    let mut provisioner = super::provisioner(&config(directory.path()));
+    let mut provisioner = self::provisioner(&config(directory.path()));
     assert!(provisioner.stores.store(nqn(), 1).is_some());
     assert_eq!(ask(&mut provisioner, NamespaceRequest::Delete { nsid: 1 }), Ok(0));
     assert_eq!(images(directory.path()).len(), 0);
