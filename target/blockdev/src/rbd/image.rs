@@ -62,7 +62,7 @@ impl Image {
             if errno == Errno::ESHUTDOWN {
                 client.note_fenced();
             }
-            no_image(config, name, errno)
+            no_image(config, name, made.is_some(), errno)
         })?;
         let asked = |errno| failed(config, &format!("read the header of {name}"), errno);
         check_features(&raw, name, read_only, asked)?;
@@ -365,11 +365,15 @@ fn check_made(
     Ok(())
 }
 
-fn no_image(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
+fn no_image(config: &ClusterConfig, name: &ImageName, is_made: bool, errno: Errno) -> OpenError {
     match errno {
         Errno::ENOENT => {
             let sentence = match &name.snapshot {
                 Some(_) => format!("there is no snapshot {name}: correct `path`"),
+                None if is_made => format!(
+                    "the image {name}, which a host has made, is missing: restore it (`rbd trash ls`, \
+                     `rbd mv`), or have a host delete the namespace"
+                ),
                 None => format!(
                     "there is no image {name}: `rbd create --size 100G {name}`, or correct `path`"
                 ),
@@ -404,7 +408,7 @@ pub fn examine(
     let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
     // Not read-only: such a handle knows of no lock. It takes none before it writes.
     let raw = open(pool, name, read_only);
-    let raw = raw.map_err(|errno| no_image(config, name, errno))?;
+    let raw = raw.map_err(|errno| no_image(config, name, false, errno))?;
     let asked = |errno| failed(config, &format!("read the header of {name}"), errno);
     check_features(&raw, name, read_only, asked)?;
     let size_bytes = raw.size_bytes().map_err(asked)?;
