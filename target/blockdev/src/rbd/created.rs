@@ -235,7 +235,19 @@ pub fn examine_pool(config: &ClusterConfig, image: &ImageName) -> Result<(), Ope
     let compare = [(key.clone(), Some(b"-".to_vec()))];
     let change = ffi::Change { create: false, compare: &compare, set: &[], remove: &[key] };
     match pool.change_omap(DIRECTORY, change) {
-        Ok(()) | Err(Errno::ECANCELED | Errno::ENOENT) => Ok(()),
+        Ok(()) | Err(Errno::ECANCELED) => Ok(()),
+        // Nobody has made an image in a new pool. A namespace begins to exist with this object.
+        Err(Errno::ENOENT) if image.namespace.is_empty() => Ok(()),
+        Err(Errno::ENOENT) => Err(OpenError {
+            sentence: format!(
+                "the pool {} has no namespace {space}: `rbd namespace create {}/{space}`, or correct \
+                 its name",
+                image.pool,
+                image.pool,
+                space = image.namespace
+            ),
+            may_pass: true,
+        }),
         Err(errno) => {
             Err(failed(config, &format!("make images in the pool {}", image.pool), errno))
         }

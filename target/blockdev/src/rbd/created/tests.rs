@@ -124,7 +124,11 @@ fn an_examined_pool_exists_and_can_be_written() {
         examine_pool(&cluster(client), &image).map_err(|error| error.sentence)
     };
     assert_eq!(examine("nvmfd", "rbd"), Ok(()));
+    let missing = examine("nvmfd", "rbd/space").unwrap_err();
+    assert!(missing.contains("`rbd namespace create rbd/space`"), "{missing}");
+    tool("rbd namespace create rbd/space");
     assert_eq!(examine("nvmfd", "rbd/space"), Ok(()));
+    tool("rbd namespace remove rbd/space");
     let missing = examine("nvmfd", "none").unwrap_err();
     assert!(missing.contains("no pool none") && missing.contains("rbd pool init"), "{missing}");
     let directory = std::env::temp_dir().join(format!("nvmfd-made-{}", std::process::id()));
