@@ -51,7 +51,7 @@ pub enum BackingKind {
         /// How its cluster is reached.
         cluster: ClusterConfig,
         /// For one that a host has made.
-        made: Option<CreatedImage>,
+        made: Option<Box<CreatedImage>>,
     },
 }
 

@@ -61,23 +61,31 @@ impl fmt::Display for ImageName {
     }
 }
 
+/// Where an image is that hosts have made, and what it is recognised by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ImageOrigin {
+    /// Id of the cluster.
+    pub cluster: String,
+    /// The size of the image.
+    pub size_bytes: u64,
+    /// What it is recognised by.
+    pub identity: ImageIdentity,
+}
+
 /// What an image is recognised by that hosts have made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ImageOrigin {
+pub enum ImageIdentity {
     /// Its id in the pool, which no other image gets.
     Id(String),
-    /// It is being made, or was when that client ended.
-    Client {
-        /// The address of the client.
-        address: String,
-        /// The size of the image.
-        size_bytes: u64,
-    },
+    /// The address of the client that makes it, or did when it ended.
+    Client(String),
 }
 
 /// An image that a host has made: what is opened under its name is this one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreatedImage {
+    /// Id of its cluster.
+    pub cluster: String,
     /// Its id.
     pub id: String,
     /// Its size, which it has at least.

@@ -72,7 +72,7 @@ impl BackingDevice {
                 Ok(BackingDevice::assemble(Kind::Null, None, name, *size, config))
             }
             BackingKind::Rbd { image, cluster, made } => {
-                open_image(image, cluster, made.as_ref(), config)
+                open_image(image, cluster, made.as_deref(), config)
             }
         }
     }
@@ -123,7 +123,7 @@ impl BackingDevice {
                 open_path(path, Some(self.size_bytes()), config, Was::Lost(self.found_bytes()))?
             }
             BackingKind::Rbd { image, cluster, made } => {
-                let fresh = open_image(image, cluster, made.as_ref(), config)?;
+                let fresh = open_image(image, cluster, made.as_deref(), config)?;
                 fresh.has_served_size(self)?;
                 if fresh.health.is_standby() {
                     self.health.set_standby(true);

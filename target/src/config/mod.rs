@@ -389,7 +389,7 @@ pub enum NamespaceKind {
         cluster: ClusterConfig,
         /// For one that a host has made.
         #[serde(skip)]
-        made: Option<CreatedImage>,
+        made: Option<Box<CreatedImage>>,
     },
 }
 

@@ -200,7 +200,8 @@ impl Catalog {
 
     fn kind(&self, entry: &Entry, cluster: &ClusterConfig) -> NamespaceKind {
         let image = self.record.images.get(&entry.uuid);
-        match image.and_then(|it| Some((it.name(entry.uuid)?, it.made(entry.bytes)))) {
+        match image.and_then(|it| Some((it.name(entry.uuid)?, it.made(entry.bytes).map(Box::new))))
+        {
             Some((image, made)) => NamespaceKind::Rbd { image, cluster: cluster.clone(), made },
             None => NamespaceKind::File { path: self.image(entry.uuid), size: Some(entry.bytes) },
         }

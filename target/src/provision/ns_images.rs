@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::devices::backing_config;
 use super::{NamespaceDirectory, Provisioner};
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::ceph::{ClusterConfig, ImageName, ImageOrigin};
+use crate::blockdev::ceph::{ClusterConfig, ImageIdentity, ImageName, ImageOrigin};
 use crate::blockdev::rbd::{DataClient, MakeError, Removal, remove_made};
 use crate::blockdev::{BackingKind, OpenError, lock};
 use crate::config::{ManagedConfig, NamespaceConfig};
@@ -74,9 +74,10 @@ impl ImagePool {
     /// What the record has of the image before it is made.
     pub(super) fn announced(&self, what: &NamespaceRequest) -> Option<CatalogImage> {
         let NamespaceRequest::Create(new) = what else { return None };
-        let (address, size_bytes) = (self.client.address().to_owned(), new.bytes);
-        let origin = ImageOrigin::Client { address, size_bytes };
-        Some(CatalogImage { pool: self.pool.clone(), origin, size_bytes })
+        let identity = ImageIdentity::Client(self.client.address().to_owned());
+        let cluster = self.client.cluster().to_owned();
+        let origin = ImageOrigin { cluster, size_bytes: new.bytes, identity };
+        Some(CatalogImage { pool: self.pool.clone(), origin })
     }
 
     /// Makes the image of a namespace. Without an answer it may be made later.
@@ -117,7 +118,7 @@ impl RequestImage {
         match outcome {
             Ok(Some(id)) => {
                 if let Some(image) = record.images.get_mut(&uuid) {
-                    image.origin = ImageOrigin::Id(id.clone());
+                    image.origin.identity = ImageIdentity::Id(id.clone());
                 }
             }
             Err(MakeError::Exists(_)) => record.settle(uuid),

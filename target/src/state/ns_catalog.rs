@@ -6,8 +6,8 @@
 //! namespace 3 6f1c5d1e-.. bytes 1073741824 block 4096 group 1
 //! host 3 nqn.2014-08.org.nvmexpress:uuid:..
 //! unsettled 0b7e..
-//! image 6f1c5d1e-.. id 85d6e1e2b1a3 bytes 1073741824 pool rbd
-//! image 0b7e.. client 192.0.2.1:0/1234 bytes 1048576 pool rbd
+//! image 6f1c5d1e-.. id 85d6e1e2b1a3 bytes 1073741824 cluster 4c1e.. pool rbd
+//! image 0b7e.. client 192.0.2.1:0/1234 bytes 1048576 cluster 4c1e.. pool rbd
 //! crc32 5f3a9c01
 //! ```
 //!
@@ -20,7 +20,7 @@ use std::fmt::{self, Write};
 use nvme::Nqn;
 use uuid::Uuid;
 
-use crate::blockdev::ceph::{CreatedImage, ImageName, ImageOrigin};
+use crate::blockdev::ceph::{CreatedImage, ImageIdentity, ImageName, ImageOrigin};
 use crate::blockdev::record;
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ana::ANA_GROUPS;
@@ -31,10 +31,8 @@ use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
 pub struct CatalogImage {
     /// `pool` or `pool/namespace`.
     pub pool: String,
-    /// What it is recognised by.
+    /// Its cluster, its size, and what it is recognised by.
     pub origin: ImageOrigin,
-    /// Its size.
-    pub size_bytes: u64,
 }
 
 impl CatalogImage {
@@ -50,34 +48,35 @@ impl CatalogImage {
 
     /// What is opened under its name has to be this; none while it is being made.
     pub fn made(&self, size_bytes: u64) -> Option<CreatedImage> {
-        match &self.origin {
-            ImageOrigin::Id(id) => Some(CreatedImage { id: id.clone(), size_bytes }),
-            ImageOrigin::Client { .. } => None,
-        }
+        let ImageIdentity::Id(id) = &self.origin.identity else { return None };
+        Some(CreatedImage { cluster: self.origin.cluster.clone(), id: id.clone(), size_bytes })
     }
 
     fn parse(text: &str) -> Option<CatalogImage> {
         let (what, rest) = text.split_once(' ')?;
         let (value, rest) = rest.split_once(' ')?;
-        let (bytes, pool) = rest.strip_prefix("bytes ")?.split_once(" pool ")?;
-        let (value, size_bytes) = (value.to_owned(), bytes.parse().ok()?);
-        let origin = match what {
-            "id" => ImageOrigin::Id(value),
-            "client" => ImageOrigin::Client { address: value, size_bytes },
+        let (bytes, rest) = rest.strip_prefix("bytes ")?.split_once(" cluster ")?;
+        let (cluster, pool) = rest.split_once(" pool ")?;
+        let identity = match what {
+            "id" => ImageIdentity::Id(value.to_owned()),
+            "client" => ImageIdentity::Client(value.to_owned()),
             _ => return None,
         };
-        Some(CatalogImage { pool: pool.to_owned(), origin, size_bytes })
+        let cluster = cluster.to_owned();
+        let origin = ImageOrigin { cluster, size_bytes: bytes.parse().ok()?, identity };
+        Some(CatalogImage { pool: pool.to_owned(), origin })
     }
 }
 
 /// As in the record, after the UUID.
 impl fmt::Display for CatalogImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.origin {
-            ImageOrigin::Id(id) => write!(f, "id {id}")?,
-            ImageOrigin::Client { address, .. } => write!(f, "client {address}")?,
+        let ImageOrigin { cluster, size_bytes, identity } = &self.origin;
+        match identity {
+            ImageIdentity::Id(id) => write!(f, "id {id}")?,
+            ImageIdentity::Client(address) => write!(f, "client {address}")?,
         }
-        write!(f, " bytes {} pool {}", self.size_bytes, self.pool)
+        write!(f, " bytes {size_bytes} cluster {cluster} pool {}", self.pool)
     }
 }
 
@@ -107,7 +106,7 @@ impl NamespaceCatalogRecord {
 
     /// The total size of all namespaces, and of images that are not removed yet, in bytes.
     pub fn used_bytes(&self) -> u64 {
-        let unsettled = self.unsettled_images().map(|(_, image)| image.size_bytes);
+        let unsettled = self.unsettled_images().map(|(_, image)| image.origin.size_bytes);
         let all = self.entries.values().map(|entry| entry.bytes).chain(unsettled);
         all.fold(0, u64::saturating_add)
     }
@@ -187,7 +186,8 @@ impl NamespaceCatalogRecord {
         let uuids: BTreeSet<Uuid> = self.entries.values().map(|entry| entry.uuid).collect();
         // What is served has an id.
         let is_known = |(uuid, image): (&Uuid, &CatalogImage)| {
-            let is_made = uuids.contains(uuid) && matches!(image.origin, ImageOrigin::Id(_));
+            let has_id = matches!(image.origin.identity, ImageIdentity::Id(_));
+            let is_made = uuids.contains(uuid) && has_id;
             image.name(*uuid).is_some() && (is_made || self.unsettled.contains(uuid))
         };
         uuids.len() == self.entries.len()
@@ -261,15 +261,18 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn being_made(pool: &str) -> CatalogImage {
-        let address = "192.0.2.1:0/1234".to_owned();
-        let origin = ImageOrigin::Client { address, size_bytes: 1 << 20 };
-        CatalogImage { pool: pool.to_owned(), origin, size_bytes: 1 << 20 }
+        image(pool, ImageIdentity::Client("192.0.2.1:0/1234".to_owned()))
+    }
+
+    fn image(pool: &str, identity: ImageIdentity) -> CatalogImage {
+        let cluster = "4c1e0d2a-7f1b-4a58-9a3c-0d2f5b6e7a81".to_owned();
+        let origin = ImageOrigin { cluster, size_bytes: 1 << 20, identity };
+        CatalogImage { pool: pool.to_owned(), origin }
     }
 
     /// As [`sample`], in images: namespace 7, and the unsettled one.
     pub(crate) fn sample_of_images() -> NamespaceCatalogRecord {
-        let origin = ImageOrigin::Id("85d6e1e2b1a3".to_owned());
-        let made = CatalogImage { pool: "rbd".to_owned(), origin, size_bytes: 1 << 20 };
+        let made = image("rbd", ImageIdentity::Id("85d6e1e2b1a3".to_owned()));
         let [seven, nine] = [7, 9].map(|n| Uuid::from_bytes([n; 16]));
         let images = [(seven, made), (nine, being_made("a pool/space"))].into();
         NamespaceCatalogRecord { images, ..sample() }
@@ -281,8 +284,10 @@ pub(crate) mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let uuid = |n: u8| Uuid::from_bytes([n; 16]);
         assert_eq!(lines.len(), 11);
-        assert_eq!(lines[8], format!("image {} id 85d6e1e2b1a3 bytes 1048576 pool rbd", uuid(7)));
-        let last = "client 192.0.2.1:0/1234 bytes 1048576 pool a pool/space";
+        let cluster = "cluster 4c1e0d2a-7f1b-4a58-9a3c-0d2f5b6e7a81";
+        let seven = format!("image {} id 85d6e1e2b1a3 bytes 1048576 {cluster} pool rbd", uuid(7));
+        assert_eq!(lines[8], seven);
+        let last = format!("client 192.0.2.1:0/1234 bytes 1048576 {cluster} pool a pool/space");
         assert_eq!(lines[9], format!("image {} {last}", uuid(9)));
         let read = record::unseal::<NamespaceCatalogRecord>(text.as_bytes()).unwrap();
         assert_eq!(read, sample_of_images());

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use nix::errno::Errno;
 
-use crate::ceph::ClusterConfig;
+use crate::ceph::{ClusterConfig, ImageName};
 use crate::ceph_client::connection::{connect, failed};
 use crate::ceph_client::ffi;
 use crate::open_error::OpenError;
@@ -64,6 +64,11 @@ impl DataClient {
 
     pub(super) fn client(&self) -> &Client {
         &self.0
+    }
+
+    /// Id of the cluster.
+    pub fn cluster(&self) -> &str {
+        &self.0.cluster
     }
 
     /// Its address: what others exclude from the cluster.
@@ -135,6 +140,22 @@ impl Client {
             excluded: Mutex::default(),
             is_fenced: AtomicBool::new(false),
         })
+    }
+
+    /// Refuses an image that a host has made in another cluster.
+    ///
+    /// # Errors
+    /// One sentence: where it is, and what to do.
+    pub(super) fn has_made(&self, name: &ImageName, cluster: &str) -> Result<(), OpenError> {
+        if self.cluster == cluster {
+            return Ok(());
+        }
+        let sentence = format!(
+            "{name} was made in the cluster {cluster}, and the configuration leads to {}: correct \
+             `conf` in [ceph]",
+            self.cluster
+        );
+        Err(OpenError { sentence, may_pass: true })
     }
 
     /// Waits for an answer of the monitors. Blocks.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::client::{Client, DataClient};
-use crate::ceph::{ClusterConfig, ImageName, ImageOrigin};
+use crate::ceph::{ClusterConfig, ImageIdentity, ImageName, ImageOrigin};
 use crate::ceph_client::connection::{connect, failed, no_pool};
 use crate::ceph_client::ffi;
 use crate::open_error::OpenError;
@@ -98,12 +98,13 @@ pub fn remove_made(
     origin: &ImageOrigin,
 ) -> Result<Removal, OpenError> {
     let client = Client::of(config)?;
+    client.has_made(name, &origin.cluster)?;
     let pool = client.pool(&name.pool, &name.namespace);
     let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
-    let removed = match origin {
-        ImageOrigin::Id(id) => remove_by_id(&client, &pool, name, id),
-        ImageOrigin::Client { address, size_bytes } => {
-            remove_announced(&client, &pool, name, address, *size_bytes)
+    let removed = match &origin.identity {
+        ImageIdentity::Id(id) => remove_by_id(&client, &pool, name, id),
+        ImageIdentity::Client(address) => {
+            remove_announced(&client, &pool, name, address, origin.size_bytes)
         }
     };
     removed.map_err(|errno| {

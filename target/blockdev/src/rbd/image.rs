@@ -56,6 +56,7 @@ impl Image {
         read_only: bool,
     ) -> Result<Image, OpenError> {
         let client = Client::of(config)?;
+        made.map_or(Ok(()), |made| client.has_made(name, &made.cluster))?;
         let pool = client.pool(&name.pool, &name.namespace);
         let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
         let raw = open(pool, name, read_only).map_err(|errno| {

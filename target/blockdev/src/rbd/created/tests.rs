@@ -22,8 +22,17 @@ fn remove(name: &ImageName, origin: &ImageOrigin) -> Result<Removal, String> {
     remove_made(&cluster("nvmfd"), name, origin).map_err(|error| error.sentence)
 }
 
+fn origin(identity: ImageIdentity) -> ImageOrigin {
+    let cluster = tool("ceph fsid").trim().to_owned();
+    ImageOrigin { cluster, size_bytes: SIZE, identity }
+}
+
 fn announced() -> ImageOrigin {
-    ImageOrigin::Client { address: "192.0.2.1:0/1".to_owned(), size_bytes: SIZE }
+    origin(ImageIdentity::Client("192.0.2.1:0/1".to_owned()))
+}
+
+fn with_id(id: &str) -> ImageOrigin {
+    origin(ImageIdentity::Id(id.to_owned()))
 }
 
 fn is_listed(name: &ImageName) -> bool {
@@ -41,10 +50,10 @@ fn a_made_image_is_removed_by_its_id_only() {
     assert!(info.contains("features: layering, exclusive-lock, object-map, fast-diff\n"), "{info}");
     let again = client.make_image(&name, SIZE).unwrap_err();
     assert!(matches!(&again, MakeError::Exists(why) if why.contains("has not made")), "{again}");
-    let other = ImageOrigin::Id("1234".to_owned());
+    let other = with_id("1234");
     assert_eq!(remove(&name, &other), Ok(Removal::NotOwn));
     assert!(is_listed(&name));
-    let own = ImageOrigin::Id(id);
+    let own = with_id(&id);
     assert_eq!(remove(&name, &own), Ok(Removal::Removed));
     assert!(!is_listed(&name));
     assert_eq!(remove(&name, &own), Ok(Removal::Absent), "there is none");
@@ -54,7 +63,7 @@ fn a_made_image_is_removed_by_its_id_only() {
 #[ignore = "needs a cluster"]
 fn an_image_that_somebody_uses_is_not_removed() {
     let name = name();
-    let own = ImageOrigin::Id(client(&name).make_image(&name, SIZE).unwrap());
+    let own = with_id(&client(&name).make_image(&name, SIZE).unwrap());
     let open = Image::open(&cluster("admin"), &name, None, false).unwrap();
     let refused = remove(&name, &own).unwrap_err();
     assert!(refused.contains("a client has it open"), "{refused}");
@@ -107,12 +116,12 @@ fn parts_of_an_image_are_removed() {
             tool(&format!("rados -p rbd rmomapkey rbd_directory id_{id}"));
         }
         assert_eq!(objects(), [format!("rbd_id.{}", name.image)]);
-        let origin = if is_listed_still { announced() } else { ImageOrigin::Id(id) };
+        let origin = if is_listed_still { announced() } else { with_id(&id) };
         assert_eq!(remove(&name, &origin), Ok(Removal::Removed));
         assert_eq!(objects(), Vec::<String>::new());
         assert!(!is_listed(&name));
     }
-    let own = ImageOrigin::Id(client.make_image(&name, SIZE).unwrap());
+    let own = with_id(&client.make_image(&name, SIZE).unwrap());
     assert_eq!(remove(&name, &own), Ok(Removal::Removed));
 }
 
@@ -154,7 +163,8 @@ fn only_the_image_that_was_made_is_opened() {
     let name = name();
     let id = client(&name).make_image(&name, SIZE).unwrap();
     let open = |id: &str, size_bytes| {
-        let made = crate::ceph::CreatedImage { id: id.to_owned(), size_bytes };
+        let cluster_id = announced().cluster;
+        let made = crate::ceph::CreatedImage { cluster: cluster_id, id: id.to_owned(), size_bytes };
         Image::open(&cluster("nvmfd"), &name, Some(&made), false).map_err(|error| error.sentence)
     };
     drop(open(&id, SIZE).unwrap());
@@ -163,6 +173,24 @@ fn only_the_image_that_was_made_is_opened() {
     let short = open(&id, SIZE + 4096).unwrap_err();
     assert!(short.contains("fewer than the"), "{short}");
     assert!(tool(&format!("rbd lock ls {name}")).is_empty(), "its lock was not taken");
+}
+
+/// The configuration leads to another one since.
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_of_another_cluster_is_neither_opened_nor_removed() {
+    let name = name();
+    let id = client(&name).make_image(&name, SIZE).unwrap();
+    let cluster_id = "00000000-0000-0000-0000-000000000000".to_owned();
+    for origin in [announced(), with_id(&id)] {
+        let other = ImageOrigin { cluster: cluster_id.clone(), ..origin };
+        let refused = remove(&name, &other).unwrap_err();
+        assert!(refused.contains("was made in the cluster 00000000-"), "{refused}");
+    }
+    let made = crate::ceph::CreatedImage { cluster: cluster_id, id: id.clone(), size_bytes: SIZE };
+    let refused = Image::open(&cluster("nvmfd"), &name, Some(&made), false).unwrap_err().sentence;
+    assert!(refused.contains("was made in the cluster 00000000-"), "{refused}");
+    assert_eq!(remove(&name, &with_id(&id)), Ok(Removal::Removed));
 }
 
 /// A client that was killed has left it in the trash, or had just begun to move it there.
@@ -178,7 +206,7 @@ fn an_interrupted_removal_is_completed() {
             true => tool(&format!("rbd trash mv {name}")),
             false => tool(&format!("rados -p rbd rm rbd_id.{}", name.image)),
         };
-        assert_eq!(remove(&name, &ImageOrigin::Id(id.clone())), Ok(Removal::Removed));
+        assert_eq!(remove(&name, &with_id(&id)), Ok(Removal::Removed));
         assert!(!is_listed(&name) && !tool("rbd trash ls --all rbd").contains(&id));
         let objects = tool("rados -p rbd ls");
         assert!(!objects.contains(&id) && !objects.contains(&name.image), "{objects}");
@@ -197,7 +225,7 @@ fn another_image_without_its_parent_is_not_removed() {
     let header = format!("rbd_header.{id}");
     tool(&format!("rados -p rbd cp {header} {header}.kept"));
     tool(&format!("rados -p rbd rm {header}"));
-    for origin in [announced(), ImageOrigin::Id("1234".to_owned())] {
+    for origin in [announced(), with_id("1234")] {
         assert_eq!(remove(&name, &origin), Ok(Removal::NotOwn));
         assert!(is_listed(&name));
     }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::blockdev::OpenError;
-use crate::blockdev::ceph::{ImageName, ImageOrigin};
+use crate::blockdev::ceph::{ImageIdentity, ImageName, ImageOrigin};
 use crate::blockdev::rbd::Removal;
 use crate::state::ns_catalog::CatalogImage;
 use crate::state::ns_catalog::tests::{being_made, sample_of_images};
@@ -90,7 +90,8 @@ fn an_image_that_cannot_be_served_is_in_the_record_until_it_is_removed() {
     let made = Ok(Some("id-1".to_owned()));
     assert_eq!(create_with(&mut provisioner, made), Err(FAILED), "it cannot be opened");
     let before = record(&provisioner);
-    assert_eq!(only_unsettled(&before).1.origin, ImageOrigin::Id("id-1".to_owned()));
+    let id = ImageIdentity::Id("id-1".to_owned());
+    assert_eq!(only_unsettled(&before).1.origin.identity, id);
     assert_eq!(before.used_bytes(), MIB, "it counts against the quota");
     let refused = remove(&mut provisioner, |_, _, _| {
         let sentence = "it has snapshots".to_owned();
@@ -100,7 +101,7 @@ fn an_image_that_cannot_be_served_is_in_the_record_until_it_is_removed() {
     assert_eq!(record(&provisioner), before);
     let removed = remove(&mut provisioner, |cluster, name, origin| {
         assert_eq!((cluster.entity().as_str(), &*name.pool), ("client.nvmfd", "rbd"));
-        assert_eq!(*origin, ImageOrigin::Id("id-1".to_owned()));
+        assert_eq!(origin.identity, ImageIdentity::Id("id-1".to_owned()));
         Ok(Removal::Removed)
     });
     assert_eq!(removed, Some(Ok(())));
@@ -209,7 +210,7 @@ fn a_lost_image_is_pending_even_if_a_missing_device_is_to_fail() {
     catalog.keep(kept).unwrap();
     drop(catalog);
     let config = Config { missing: Missing::Fail, ..config(directory.path()) };
-    let mut provisioner = provisioner(&config);
+    let mut provisioner = self::provisioner(&config);
     assert_eq!(provisioner.stores.pending().len(), 1);
     assert_eq!(
         ask(&mut provisioner, NamespaceRequest::Detach { nsid: 7, cntlids: vec![1] }),
