@@ -2,6 +2,7 @@
 //! in the environment: `make test-cluster`.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::ceph::ClusterConfig;
 
@@ -18,6 +19,15 @@ pub(crate) fn tool(command: &str) -> String {
 pub(crate) fn signal(daemon: &str, signal: &str) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/ceph/cluster");
     tool(&format!("{script} kill {daemon} {signal}"));
+}
+
+/// Uses up the quota of the pool, or removes that. Quotas need a manager.
+pub(crate) fn fill_pool(full: bool) {
+    tool(&format!("ceph osd pool set-quota rbd max_bytes {}", u8::from(full)));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while tool("ceph osd pool ls detail").contains("full_quota") != full {
+        assert!(Instant::now() < deadline, "the monitor learns of it");
+    }
 }
 
 pub(crate) fn cluster(client: &str) -> ClusterConfig {

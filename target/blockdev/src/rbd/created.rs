@@ -151,7 +151,7 @@ fn remove_by_id(
         false if is_another || is_moved => Ok(Removal::NotOwn),
         // A part that is in no directory. As long as it has the name, no other image gets it.
         false if is_named => {
-            found(ffi::remove_image(pool, &name.image))?;
+            remove_by_name(pool, name)?;
             Ok(Removal::Removed)
         }
         false => Ok(Removal::Absent),
@@ -197,10 +197,19 @@ fn remove_announced(
     if !is_own {
         return Ok(Removal::NotOwn);
     }
-    // A part is removed with ENOENT.
-    match found(ffi::remove_image(pool, &name.image))? || named.is_some() {
+    match remove_by_name(pool, name)? || named.is_some() {
         true => Ok(Removal::Removed),
         false => Ok(Removal::Absent),
+    }
+}
+
+/// Removes the image with a name, or a part of one; false: librbd has found none. It says so of a part,
+/// which it has removed, and in a pool whose quota is used up, where it has removed nothing.
+fn remove_by_name(pool: &ffi::Pool, name: &ImageName) -> Result<bool, Errno> {
+    let is_found = found(ffi::remove_image(pool, &name.image))?;
+    match id_of_name(pool, name)? {
+        None => Ok(is_found),
+        Some(_) => Err(Errno::EDQUOT),
     }
 }
 
@@ -286,6 +295,11 @@ fn not_removed(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenEr
             "the image {name} cannot be removed: it is in the trash for some time (`rbd trash ls`), or \
              the rights of {} do not suffice",
             config.entity()
+        ),
+        Errno::EDQUOT => format!(
+            "the image {name} cannot be removed as long as the quota of the pool {pool} is used up: \
+             raise it (`ceph osd pool set-quota {pool} max_bytes`)",
+            pool = name.pool
         ),
         errno => return failed(config, &format!("remove the image {name}"), errno),
     };

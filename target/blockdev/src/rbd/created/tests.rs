@@ -1,8 +1,9 @@
 //! Tests on images of a real cluster: `make test-cluster`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use crate::ceph_client::tests::{cluster, tool};
+use crate::ceph_client::tests::{cluster, fill_pool, tool};
 use crate::rbd::created::*;
 use crate::rbd::image::Image;
 
@@ -95,6 +96,47 @@ fn an_image_without_a_known_id_is_removed_only_if_nobody_has_used_it() {
     for name in [written, snapshot, resized] {
         assert_eq!(remove(&name, &announced()), Ok(Removal::NotOwn), "{name}");
         assert!(is_listed(&name));
+    }
+}
+
+/// If nothing was ever removed in it, librbd removes nothing, and says that there was nothing to remove.
+#[test]
+#[ignore = "needs a cluster"]
+fn in_a_full_pool_no_image_is_made_and_none_counts_as_removed_that_is_there() {
+    for has_trash in [false, true] {
+        let [written, unwritten, new] = [name(), name(), name()];
+        let client = client(&written);
+        let id = client.make_image(&written, SIZE).unwrap();
+        client.make_image(&unwritten, SIZE).unwrap();
+        let write = "bench --io-type write --io-size 4096 --io-threads 1 --io-total 4096";
+        tool(&format!("rbd {write} {written}"));
+        tool("rados -p rbd touch rbd_trash");
+        fill_pool(true);
+        // The first may precede the map that says so.
+        let refused = (0..50).find_map(|_| match client.make_image(&new, SIZE) {
+            Ok(_) => remove(&new, &announced()).map(|_| None).unwrap(),
+            Err(refused) => Some(refused),
+        });
+        let left = remove(&new, &announced());
+        if !has_trash {
+            tool("rados -p rbd rm rbd_trash --force-full");
+        }
+        let all = [(&written, with_id(&id)), (&unwritten, announced())];
+        let removed = all.each_ref().map(|(name, origin)| remove(name, origin));
+        let are_listed = all.each_ref().map(|(name, _)| is_listed(name));
+        fill_pool(false);
+        assert!(matches!(refused, Some(MakeError::NoSpace(_))), "{refused:?}");
+        assert!((left, are_listed) == (Ok(Removal::Absent), [!has_trash; 2]), "{removed:?}");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for ((name, origin), removed) in all.iter().zip(removed) {
+            match removed {
+                Ok(removed) => assert!(has_trash && removed == Removal::Removed),
+                Err(why) => assert!(why.contains("the quota of the pool rbd is used up"), "{why}"),
+            }
+            while !has_trash && remove(name, origin) != Ok(Removal::Removed) {
+                assert!(Instant::now() < deadline, "it is removed then");
+            }
+        }
     }
 }
 

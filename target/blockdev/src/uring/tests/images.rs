@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
 use crate::ceph::{ClusterConfig, ImageName};
-use crate::ceph_client::tests::{cluster, signal, tool};
+use crate::ceph_client::tests::{cluster, fill_pool, signal, tool};
 use crate::rbd::{DataClient, ImageError, ImageSnapshot, examine};
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};
@@ -331,19 +331,12 @@ fn writes_to_a_full_pool_fail_with_capacity_exceeded_and_reads_work() {
     tool(&format!("rbd resize --size 64M {image}"));
     bench.ring.attach(STORE, open(&image, &cluster("nvmfd")).unwrap()).unwrap();
     assert_eq!(bench.write(0, 1 << 16, 0x44, false), Ok(()));
-    let is_full = |full: bool| {
-        tool(&format!("ceph osd pool set-quota rbd max_bytes {}", u8::from(full)));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while tool("ceph osd pool ls detail").contains("full_quota") != full {
-            assert!(Instant::now() < deadline, "the monitor learns of it");
-        }
-    };
-    is_full(true);
+    fill_pool(true);
     // The first may precede the map that says so; a write that needs no space succeeds.
     let refused =
         (1..16).map(|object| bench.write(object << 22, 4096, 0x45, false)).find(Result::is_err);
     let read = bench.read(0, 4096);
-    is_full(false);
+    fill_pool(false);
     assert_eq!(refused, Some(Err(Status::CAPACITY_EXCEEDED.with_dnr())));
     assert_eq!(read, Ok(vec![0x44; 4096]));
     let deadline = Instant::now() + Duration::from_secs(60);
