@@ -115,9 +115,9 @@ pub struct Reactor {
     /// Its number.
     pub index: u32,
     /// Iterations of its loop.
-    pub turns: u64,
+    pub iterations: u64,
     /// Idle iterations without sleep.
-    pub spins: u64,
+    pub idle_iterations: u64,
     /// Number of sleeps.
     pub sleeps: u64,
     /// Nanoseconds in busy iterations.
@@ -133,7 +133,7 @@ pub struct Reactor {
     /// Bytes for data, free or not.
     pub data_bytes: u64,
     /// Commands that wait for data buffers.
-    pub waiters: u64,
+    pub waiting_for_buffer: u64,
     /// Commands that were slow, as `[observe] slow_ms` has it.
     pub slow: u64,
     /// Hosts refused or lost, by cause.
@@ -146,7 +146,7 @@ pub struct Reactor {
     pub device: Vec<Count>,
     /// Errors of connections, by local address (provider `soft`).
     #[serde(default)]
-    pub troubles: Vec<LinkErrors>,
+    pub link_errors: Vec<LinkErrors>,
 }
 
 /// Losses, and peers that were not ready, at a local address.
@@ -401,21 +401,21 @@ impl Reactor {
             let left = |c: &Count| c.count.saturating_sub(before(&c.name));
             own.iter().map(|c| Count { name: c.name.clone(), count: left(c) }).collect()
         };
-        let troubles = |own: &LinkErrors| {
-            let before = earlier.troubles.iter().find(|one| one.address == own.address);
+        let link_errors = |own: &LinkErrors| {
+            let before = earlier.link_errors.iter().find(|one| one.address == own.address);
             let before = before.map_or(&[][..], |before| &before.counts);
             LinkErrors { address: own.address.clone(), counts: counts(&own.counts, before) }
         };
         Reactor {
-            turns: self.turns.saturating_sub(earlier.turns),
-            spins: self.spins.saturating_sub(earlier.spins),
+            iterations: self.iterations.saturating_sub(earlier.iterations),
+            idle_iterations: self.idle_iterations.saturating_sub(earlier.idle_iterations),
             sleeps: self.sleeps.saturating_sub(earlier.sleeps),
             busy_ns: self.busy_ns.saturating_sub(earlier.busy_ns),
             slow: self.slow.saturating_sub(earlier.slow),
             refusals: counts(&self.refusals, &earlier.refusals),
             datagrams: counts(&self.datagrams, &earlier.datagrams),
             device: counts(&self.device, &earlier.device),
-            troubles: self.troubles.iter().map(troubles).collect(),
+            link_errors: self.link_errors.iter().map(link_errors).collect(),
             ..self.clone()
         }
     }
@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn link_errors_since_a_snapshot_are_reported_by_address() {
         let reactor = |all: &[(&str, u64)]| Reactor {
-            troubles: all
+            link_errors: all
                 .iter()
                 .map(|(address, count)| LinkErrors {
                     address: (*address).to_owned(),
@@ -508,13 +508,13 @@ mod tests {
 
     #[test]
     fn stats_after_a_daemon_restart_count_from_its_start() {
-        let stats = |at_us, turns| Stats {
+        let stats = |at_us, iterations| Stats {
             at_us,
-            reactors: vec![Reactor { turns, ..Reactor::default() }],
+            reactors: vec![Reactor { iterations, ..Reactor::default() }],
             ..Stats::default()
         };
         let since = stats(9, 100).since(&stats(4, 30));
-        assert_eq!((since.at_us, since.reactors[0].turns), (5, 70));
+        assert_eq!((since.at_us, since.reactors[0].iterations), (5, 70));
         assert_eq!(stats(3, 20).since(&stats(4, 30)), stats(3, 20));
     }
 }

@@ -37,10 +37,10 @@ impl Liveness {
     /// reactors have iterated at the next call.
     pub fn alive(&mut self) -> bool {
         let mut alive = true;
-        for (stats, seen_turns) in &mut self.reactors {
-            let turns = stats.turns.load(Ordering::Relaxed);
-            alive &= turns != *seen_turns && !stats.ended.load(Ordering::Relaxed);
-            *seen_turns = turns;
+        for (stats, seen_iterations) in &mut self.reactors {
+            let iterations = stats.iterations.load(Ordering::Relaxed);
+            alive &= iterations != *seen_iterations && !stats.ended.load(Ordering::Relaxed);
+            *seen_iterations = iterations;
         }
         self.registry.wake_reactors();
         alive

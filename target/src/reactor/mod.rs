@@ -139,7 +139,7 @@ impl Reactor {
                 spinner.worked(now);
                 worked = Some(now);
             } else if spinner.goes_on(now, self.ring.in_flight() > 0) {
-                bump(&self.parts.stats.spins, 1);
+                bump(&self.parts.stats.idle_iterations, 1);
                 std::hint::spin_loop();
             } else {
                 self.sleep(now);
@@ -152,7 +152,7 @@ impl Reactor {
 
     /// One iteration; true if it was busy.
     fn turn(&mut self, now: Instant) -> bool {
-        bump(&self.parts.stats.turns, 1);
+        bump(&self.parts.stats.iterations, 1);
         self.ring.watch(self.parts.mailbox.fd(), MAIL);
         self.ring.reap(&mut self.reaped, &mut self.woken);
         if self.events.is_empty() {

@@ -346,8 +346,10 @@ type Figure = (&'static str, &'static str, fn(&Reactor) -> u64);
 
 fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     let counters: [Figure; 4] = [
-        ("nvmfd_reactor_turns", "Turns of a reactor's loop", |r| r.turns),
-        ("nvmfd_reactor_spins", "Turns without work after which it looked again", |r| r.spins),
+        ("nvmfd_reactor_iterations", "Iterations of the loop of a reactor", |r| r.iterations),
+        ("nvmfd_reactor_idle_iterations", "Iterations without work and without sleep", |r| {
+            r.idle_iterations
+        }),
         ("nvmfd_reactor_sleeps", "Times that a reactor slept", |r| r.sleeps),
         ("nvmfd_slow_commands", "Commands that took as long as [observe] slow_ms", |r| r.slow),
     ];
@@ -357,7 +359,9 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
         ("nvmfd_pool_receives_free", "Free receive buffers", |r| r.receives_free),
         ("nvmfd_pool_data_free_bytes", "Free bytes for data", |r| r.data_free_bytes),
         ("nvmfd_pool_data_bytes", "Bytes for data", |r| r.data_bytes),
-        ("nvmfd_commands_waiting_for_buffer", "Commands that wait for data buffers", |r| r.waiters),
+        ("nvmfd_commands_waiting_for_buffer", "Commands that wait for data buffers", |r| {
+            r.waiting_for_buffer
+        }),
     ];
     let all = || stats.reactors.iter();
     for (name, help, of) in counters {
@@ -366,7 +370,7 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     for (name, help, of) in gauges {
         to.gauges(name, help, all().map(|each| ([number(each)], of(each))))?;
     }
-    let help = "Time of a reactor in turns that had something to do";
+    let help = "Time of a reactor in iterations that had something to do";
     let busy = all().map(|each| ([number(each)], seconds(each.busy_ns)));
     to.counters("nvmfd_reactor_busy_seconds", help, busy)?;
     let is_lost = |cause: &str| {
@@ -392,8 +396,8 @@ fn reactors(stats: &Stats, to: &mut Metrics<'_>) -> fmt::Result {
     to.counters("nvmfd_soft_datagrams", help, results)?;
     device(stats, to)?;
     let help = "Packets sent again, timeouts, NAK and RNR NAK of the provider soft, by address";
-    let troubles = all().flat_map(|each| each.troubles.iter().map(move |at| (each, at)));
-    let errors = troubles.flat_map(|(reactor, at)| {
+    let link_errors = all().flat_map(|each| each.link_errors.iter().map(move |at| (each, at)));
+    let errors = link_errors.flat_map(|(reactor, at)| {
         at.counts.iter().map(move |one| {
             let address = ("address", at.address.clone());
             ([number(reactor), address, ("kind", one.name.clone())], one.count)
@@ -511,7 +515,7 @@ mod tests {
                     Count { name: "keep-alive".to_owned(), count: 4 },
                     Count { name: "shared-host-id".to_owned(), count: 5 },
                 ],
-                troubles: vec![LinkErrors {
+                link_errors: vec![LinkErrors {
                     address: "192.0.2.1".to_owned(),
                     counts: vec![Count { name: "sent_again".to_owned(), count: 5 }],
                 }],

@@ -173,8 +173,8 @@ fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
     let fabric = observer.fabric();
     Reactor {
         index: index as u32,
-        turns: stats.turns.load(Ordering::Relaxed),
-        spins: stats.spins.load(Ordering::Relaxed),
+        iterations: stats.iterations.load(Ordering::Relaxed),
+        idle_iterations: stats.idle_iterations.load(Ordering::Relaxed),
         sleeps: stats.sleeps.load(Ordering::Relaxed),
         busy_ns: stats.busy_ns.load(Ordering::Relaxed),
         queues: stats.queues.load(Ordering::Relaxed),
@@ -182,16 +182,16 @@ fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
         receives_free: gauges.receives_free.load(Ordering::Relaxed),
         data_free_bytes: gauges.data_free_bytes.load(Ordering::Relaxed),
         data_bytes: gauges.data_bytes.load(Ordering::Relaxed),
-        waiters: gauges.waiters.load(Ordering::Relaxed),
+        waiting_for_buffer: gauges.waiting_for_buffer.load(Ordering::Relaxed),
         slow: observer.slow().1,
         refusals: refusals.map(|(name, n)| count(name, n.load(Ordering::Relaxed))).collect(),
         datagrams: fabric.counters.into_iter().map(|(name, n)| count(name, n)).collect(),
         device: fabric.device.into_iter().map(|(name, n)| count(name, n)).collect(),
-        troubles: troubles(fabric.link_errors),
+        link_errors: link_errors(fabric.link_errors),
     }
 }
 
-fn troubles(link_errors: Vec<(IpAddr, &'static str, u64)>) -> Vec<LinkErrors> {
+fn link_errors(link_errors: Vec<(IpAddr, &'static str, u64)>) -> Vec<LinkErrors> {
     let mut all: Vec<LinkErrors> = Vec::new();
     for (at, name, n) in link_errors {
         let address = at.to_string();

@@ -516,7 +516,7 @@ impl PollGroup {
         gauges.receives_free.store(receives.into(), Ordering::Relaxed);
         gauges.data_free_bytes.store(data_bytes, Ordering::Relaxed);
         gauges.data_bytes.store(lent.pool.plan().data_bytes, Ordering::Relaxed);
-        gauges.waiters.store(self.waiters.len() as u64, Ordering::Relaxed);
+        gauges.waiting_for_buffer.store(self.waiters.len() as u64, Ordering::Relaxed);
         let totals = self.refusals.totals();
         (&gauges.refusals)
             .into_iter()

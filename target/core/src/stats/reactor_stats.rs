@@ -17,15 +17,15 @@ use crate::diag::log_limiter::Totals;
 #[repr(align(128))]
 pub struct PollStats {
     /// Turns of the loop: it lives as long as this grows.
-    pub turns: AtomicU64,
+    pub iterations: AtomicU64,
     /// Its thread has ended.
     pub ended: AtomicBool,
     /// Times it slept.
     pub sleeps: AtomicU64,
-    /// Nanoseconds in turns that had something to do.
+    /// Nanoseconds in iterations that had something to do.
     pub busy_ns: AtomicU64,
     /// Turns without anything to do, after which it looked again rather than slept.
-    pub spins: AtomicU64,
+    pub idle_iterations: AtomicU64,
     /// Queue pairs it serves.
     pub queues: AtomicU64,
 }
@@ -56,7 +56,7 @@ pub struct Gauges {
     /// Bytes for data, free or not.
     pub data_bytes: AtomicU64,
     /// Commands that wait for data buffers.
-    pub waiters: AtomicU64,
+    pub waiting_for_buffer: AtomicU64,
     /// Hosts refused or dropped, by cause.
     pub refusals: Totals,
 }

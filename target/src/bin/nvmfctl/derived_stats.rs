@@ -261,13 +261,13 @@ pub(crate) mod tests {
                 }]),
             }],
             reactors: vec![Reactor {
-                turns: 200_000,
+                iterations: 200_000,
                 sleeps: 500,
                 busy_ns: 1_500_000_000,
                 queues: 5,
                 data_bytes: 32 << 20,
                 data_free_bytes: 24 << 20,
-                waiters: 3,
+                waiting_for_buffer: 3,
                 refusals: vec![Count { name: "too many".to_owned(), count: 1 }],
                 ..Reactor::default()
             }],

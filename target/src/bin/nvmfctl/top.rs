@@ -274,7 +274,7 @@ fn draw_stages(frame: &mut Frame<'_>, area: Rect, kinds: &[Rate]) {
 }
 
 fn draw_reactors(frame: &mut Frame<'_>, area: Rect, since: &Stats) {
-    let heads = ["REACTOR", "LOAD", "", "QUEUES", "DATA IN USE", "WAIT", "TURNS/S", "SLEEPS/S"];
+    let heads = ["REACTOR", "LOAD", "", "QUEUES", "DATA IN USE", "WAIT", "LOOPS/S", "SLEEPS/S"];
     let row = |reactor: &Reactor| {
         let load = (reactor.busy_ns as f64 / 1e9 / seconds(since)).clamp(0.0, 1.0);
         let per_s = |count: u64| short(count as f64 / seconds(since));
@@ -286,8 +286,8 @@ fn draw_reactors(frame: &mut Frame<'_>, area: Rect, since: &Stats) {
             Cell::from(bar(load)).style(Style::new().fg(color(load))),
             Cell::from(reactor.queues.to_string()),
             Cell::from(format!("{used} of {all}")),
-            Cell::from(reactor.waiters.to_string()),
-            Cell::from(per_s(reactor.turns)),
+            Cell::from(reactor.waiting_for_buffer.to_string()),
+            Cell::from(per_s(reactor.iterations)),
             Cell::from(per_s(reactor.sleeps)),
         ])
     };

@@ -30,14 +30,14 @@ pub(super) async fn healthz(
     State(managed): State<ControlHandle>,
 ) -> Result<&'static str, ApiError> {
     let view = managed.view();
-    let turns = || view.reactors.iter().map(|stats| stats.turns.load(Ordering::Relaxed));
-    let before: Vec<u64> = turns().collect();
+    let iterations = || view.reactors.iter().map(|stats| stats.iterations.load(Ordering::Relaxed));
+    let before: Vec<u64> = iterations().collect();
     // Sleeping reactors iterate once.
     view.registry.wake_reactors();
     let deadline = Instant::now() + PATIENCE;
     loop {
         let ended = view.reactors.iter().any(|stats| stats.ended.load(Ordering::Relaxed));
-        let stalled = turns().zip(&before).position(|(now, before)| now == *before);
+        let stalled = iterations().zip(&before).position(|(now, before)| now == *before);
         match stalled {
             None if !ended => return Ok("ok\n"),
             Some(_) if !ended && Instant::now() < deadline => sleep(LOOK).await,

@@ -46,7 +46,7 @@ export function health(status, inFlight, group) {
 
 export function figures(all, reactors) {
   const figure = (title, value) => h("div", { class: "figure" }, h("dt", null, title), h("dd", null, value));
-  const waiting = reactors.reduce((sum, { waiters }) => sum + waiters, 0);
+  const waiting = reactors.reduce((sum, { waiting_for_buffer }) => sum + waiting_for_buffer, 0);
   return h("dl", { class: "figures" },
     figure("Commands per second", rate(all.iops)),
     figure("Bytes per second", bytes(all.bytes)),
@@ -100,7 +100,7 @@ export const reactors = (all) =>
   table("Reactors", [["Reactor"], ["Busy", "number"], ["Queue pairs", "number"], ["Data buffers in use", "number"],
     ["Receive buffers free", "number"], ["Commands waiting for buffers", "number"], ["Slow commands", "number"]],
   all.map((one) => [String(one.index), one.busy === null ? "–" : percent(one.busy), count(one.queues),
-    `${bytes(one.data_bytes - one.data_free_bytes)} of ${bytes(one.data_bytes)}`, count(one.receives_free), count(one.waiters), count(one.slow)]));
+    `${bytes(one.data_bytes - one.data_free_bytes)} of ${bytes(one.data_bytes)}`, count(one.receives_free), count(one.waiting_for_buffer), count(one.slow)]));
 
 export function served(subsystems, hosts, listeners) {
   const known = new Map(hosts.map((host) => [host.nqn, host]));
