@@ -98,6 +98,11 @@ fn any(seed: u64) -> Profile {
     Profile::new(seed, 500)
 }
 
+/// Queue pairs of each host on 16 reactors.
+fn of_16_reactors(seed: u64) -> Profile {
+    any(seed).with_reactors(16)
+}
+
 /// Two hosts that fight for the same few blocks of a slow disk.
 fn much_preempted(seed: u64) -> Profile {
     let mut profile = any(seed);
@@ -243,6 +248,7 @@ found! {
 }
 
 sound! {
+    fn sixteen_reactors_cause_no_violation(of_16_reactors, 12);
     fn removed_and_returned_devices_lose_no_flushed_data(much_removed, 20);
     fn copies_under_rate_limits_and_aborts_cause_no_violation(much_copied, 20);
     fn formats_and_crashes_cause_no_violation(much_formatted, 12);

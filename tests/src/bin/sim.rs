@@ -11,8 +11,9 @@ use std::time::Instant;
 
 use clap::Parser;
 use tests::sim::mutants::SeededBug;
+use tests::sim::scenario::Profile;
 use tests::sim::trace::Telling;
-use tests::sim::{Outcome, Setup, run};
+use tests::sim::{Outcome, Setup, run_profile};
 
 /// Number of trace lines printed for a failing seed.
 const LINES: usize = 60;
@@ -35,6 +36,9 @@ struct Arguments {
     /// Print the trace
     #[arg(long)]
     trace: bool,
+    /// Number of reactors, instead of those that the seed draws
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    reactors: Option<u16>,
     /// Enable a seeded bug, which must be found
     #[arg(long, value_parser = plant)]
     plant: Option<SeededBug>,
@@ -61,7 +65,7 @@ fn main() -> ExitCode {
         let telling = if arguments.trace { Telling::All } else { Telling::Nothing };
         let setup = Setup { seed, commands: arguments.commands, telling, plant: arguments.plant };
         on_panic(&arguments, seed);
-        let outcome = run(setup);
+        let outcome = simulate(&arguments, setup);
         sum = sum.rotate_left(7) ^ outcome.sum;
         let counts = outcome.counts;
         for (total, count) in
@@ -93,13 +97,24 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+fn simulate(arguments: &Arguments, setup: Setup) -> Outcome {
+    let profile = Profile::new(setup.seed, setup.commands);
+    let profile = match arguments.reactors {
+        Some(reactors) => profile.with_reactors(reactors.into()),
+        None => profile,
+    };
+    run_profile(setup, profile)
+}
+
 fn replay(arguments: &Arguments, seed: u64) -> String {
     let plant = arguments.plant.map(|plant| format!(" --plant {}", plant.name()));
+    let reactors = arguments.reactors.map(|count| format!(" --reactors {count}"));
     format!(
         "cargo run --release -p tests --no-default-features --bin sim -- --seed {seed} --commands \
-         {}{} --trace",
+         {}{}{} --trace",
         arguments.commands,
-        plant.unwrap_or_default()
+        plant.unwrap_or_default(),
+        reactors.unwrap_or_default()
     )
 }
 
@@ -115,7 +130,7 @@ fn tell(arguments: &Arguments, setup: Setup, outcome: &Outcome, why: &str) {
     println!("seed {} FAILED after {:?}: {why}", setup.seed, outcome.elapsed);
     println!("  replay: {}", replay(arguments, setup.seed));
     if !arguments.trace && !arguments.keep_going {
-        let again = run(Setup { telling: Telling::Last(LINES), ..setup });
+        let again = simulate(arguments, Setup { telling: Telling::Last(LINES), ..setup });
         again.lines.iter().for_each(|line| println!("    {line}"));
         if again.sum != outcome.sum {
             println!("  and the second run was another: the world is not deterministic");

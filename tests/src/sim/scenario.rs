@@ -276,6 +276,15 @@ impl Profile {
         profile
     }
 
+    /// The same with this number of reactors, and with I/O queues for all of them.
+    pub fn with_reactors(self, reactors: usize) -> Profile {
+        let io_queues = self.io_queues.max(reactors.div_ceil(self.hosts) as u16);
+        let entries = self.entries.min(8);
+        let of_host = 32 + u32::from(io_queues) * u32::from(entries);
+        let receives = self.receives.max(self.hosts as u32 * of_host + 65);
+        Profile { reactors, io_queues, entries, receives, ..self }
+    }
+
     /// Devices are removed and return.
     pub fn add_removals(&mut self, dice: &mut Rng, commands: u32) {
         // The oracle knows torn blocks of a power failure only.
