@@ -21,6 +21,12 @@ pub(crate) fn signal(daemon: &str, signal: &str) {
     tool(&format!("{script} kill {daemon} {signal}"));
 }
 
+/// Ends the hang of a daemon that was sent STOP.
+pub(crate) fn resume(daemon: &str) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/ceph/cluster");
+    tool(&format!("{script} resume {daemon}"));
+}
+
 /// Uses up the quota of the pool, or removes that. Quotas need a manager.
 pub(crate) fn fill_pool(full: bool) {
     tool(&format!("ceph osd pool set-quota rbd max_bytes {}", u8::from(full)));

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
-use crate::ceph_client::tests::{cluster, signal, tool};
+use crate::ceph_client::tests::{cluster, resume, signal, tool};
 
 fn client() -> ObjectClient {
     ObjectClient::open(&cluster("nvmfd"), "rbd", "nvmfd", Duration::from_secs(30)).unwrap()
@@ -187,7 +187,7 @@ fn calls_end_while_an_osd_hangs() {
     // The signal may take a moment.
     let read = std::iter::repeat_with(|| client.read(&object)).find_map(Result::err);
     let updated = client.update(&object, &update);
-    signal("osd.0", "CONT");
+    resume("osd.0");
     assert_eq!(read, Some(Errno::ETIMEDOUT));
     assert_eq!(updated, Err(UpdateError::Errno(Errno::ETIMEDOUT)));
     let deadline = std::time::Instant::now() + Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::blocking::BlockingPool;
 use crate::ceph::{ClusterConfig, ImageName};
-use crate::ceph_client::tests::{cluster, signal, tool};
+use crate::ceph_client::tests::{cluster, resume, signal, tool};
 use crate::monitor::Rings;
 use crate::rbd::{DataClient, examine};
 use crate::{BackingConfig, BackingDevice, BackingKind, DeviceId};
@@ -164,7 +164,7 @@ fn an_image_that_the_cluster_gives_late_is_served_then_and_released_after_it() {
         let _ = sender.send(());
     });
     let early = released.recv_timeout(Duration::from_millis(300));
-    signal("osd.0", "CONT");
+    resume("osd.0");
     assert_eq!((why, early.is_err()), ([NO_ANSWER.to_owned(), NO_ANSWER.to_owned()], true));
     released.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!((one.devices[0].health().is_standby(), owners(&images)), (true, vec![None]));

@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
 use crate::ceph::{ClusterConfig, ImageName};
-use crate::ceph_client::tests::{cluster, fill_pool, signal, tool};
+use crate::ceph_client::tests::{cluster, fill_pool, resume, signal, tool};
 use crate::rbd::{DataClient, ImageError, ImageSnapshot, examine};
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};
@@ -366,7 +366,7 @@ fn a_hanging_cluster_delays_no_other_device_and_its_io_resumes() {
     let from = bench.filled(4096, 0x78);
     BlockDevice::submit(&mut bench.ring, ram, 1, IoRequest::Write { from, at: 0, fua: true });
     let done = bench.await_done(1);
-    signal("osd.0", "CONT");
+    resume("osd.0");
     assert_eq!((done.len(), done[0].tag, done[0].outcome), (1, 1, Ok(())));
     done.into_iter().for_each(|done| bench.pool.give(done.buf.unwrap()));
     for done in bench.await_done(800) {
@@ -516,7 +516,7 @@ fn an_abandoned_client_rejects_new_io_and_completes_started_io() {
     let from = one.filled(4096, 0x55);
     one.submit(IoRequest::Write { from, at: 4096, fua: false });
     let refused = one.await_done(1).pop().unwrap();
-    signal("osd.0", "CONT");
+    resume("osd.0");
     assert_eq!(refused.outcome, Err(ELSEWHERE));
     let landed = one.await_done(1).pop().unwrap();
     assert_eq!(landed.outcome, Ok(()));
