@@ -6,7 +6,9 @@
 //! ```
 //!
 //! The difference between two runs of different lengths is what the commands between them have cost:
-//! queues, transport and CRC, without sockets and the ring. `tests/bench/cost` does that.
+//! queues, transport and CRC, without sockets and the ring. `tests/bench/cost` does that. With
+//! `--verbs` the fabric is the provider `verbs`, on a device that executes work when it is posted
+//! (`tests/bench/null_verbs.c`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -31,12 +33,16 @@ use nvmfd::core::subsystem::{AccessPolicy, ListenerConfig, Namespace, Subsystem}
 use nvmfd::worker::Workers;
 use rdma::soft::sim::{Faults, Network, NetworkPort, Rng};
 use rdma::soft::{Options, Soft};
-use rdma::{Event, Fabric, Pool, PoolPlan, Tag, Wake};
+#[cfg(feature = "verbs")]
+use rdma::verbs::{Load, Verbs};
+use rdma::{Event, Initiator, Pool, PoolPlan, Tag, Wake};
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:cost";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
 /// Duration of each iteration of either end.
 const TURN: Duration = Duration::from_micros(10);
+/// The same while hosts connect by `verbs`, which limits the time that connection setup really takes.
+const SETUP_TURN: Duration = Duration::from_millis(20);
 /// Bytes of each command's data.
 const BYTES: u32 = 4096;
 /// I/O queue pairs of an idle host, and their entries.
@@ -67,6 +73,19 @@ struct Arguments {
     /// Rate limits, which delay nothing, of the host and of each namespace
     #[arg(long)]
     qos: bool,
+    /// The provider `verbs` instead of `soft`
+    #[cfg(feature = "verbs")]
+    #[arg(long)]
+    verbs: bool,
+}
+
+impl Arguments {
+    fn is_verbs(&self) -> bool {
+        #[cfg(feature = "verbs")]
+        return self.verbs;
+        #[cfg(not(feature = "verbs"))]
+        false
+    }
 }
 
 /// A device that completes everything by the next iteration.
@@ -85,7 +104,7 @@ impl BlockDevice for ImmediateDevice {
 
 struct Target {
     queues: PollGroup,
-    fabric: Soft,
+    fabric: Box<dyn Initiator>,
     pool: Pool,
     disk: ImmediateDevice,
     done: VecDeque<IoCompletion>,
@@ -124,7 +143,7 @@ impl Target {
             in_capsule_bytes: 4096,
             mdts_bytes: 1 << 17,
         };
-        let mut fabric = fabric(at, network, &pool, 1, now);
+        let mut fabric = fabric(at, network, &pool, 1, now, arguments);
         fabric.listen(at).expect("a listener");
         Target {
             queues: PollGroup::new(0, limits, now),
@@ -153,7 +172,7 @@ fn target_turn(target: &mut Target, now: Instant) {
     target.fabric.poll(now, &mut target.events);
     let mut lent = Resources {
         pool: &mut target.pool,
-        fabric: &mut target.fabric,
+        fabric: &mut *target.fabric,
         disk: &mut target.disk,
         shared: &target.shared,
         now,
@@ -168,9 +187,11 @@ fn target_turn(target: &mut Target, now: Instant) {
 /// Hosts at one address, with a session each.
 struct Hosts {
     sessions: Vec<Session>,
-    fabric: Soft,
+    fabric: Box<dyn Initiator>,
     pool: Pool,
     events: Vec<Event>,
+    /// Of the provider `verbs`: between two iterations there is no sleep, which `arm` announces.
+    is_verbs: bool,
 }
 
 impl Hosts {
@@ -180,24 +201,26 @@ impl Hosts {
         plan: PoolPlan,
         seed: u64,
         now: Instant,
+        arguments: &Arguments,
     ) -> Hosts {
         let pool = Pool::new(plan).expect("memory");
-        let fabric = fabric(from, network, &pool, seed, now);
-        Hosts { sessions: Vec::new(), fabric, pool, events: Vec::with_capacity(64) }
+        let fabric = fabric(from, network, &pool, seed, now, arguments);
+        let events = Vec::with_capacity(64);
+        Hosts { sessions: Vec::new(), fabric, pool, events, is_verbs: arguments.is_verbs() }
     }
 
     fn connect(&mut self, options: session::Options, now: Instant) {
         let mut session = Session::new(options);
-        session.start(&mut session::Io { pool: &mut self.pool, fabric: &mut self.fabric, now });
+        session.start(&mut session::Io { pool: &mut self.pool, fabric: &mut *self.fabric, now });
         self.sessions.push(session);
     }
 
     /// Handles the events of the fabric.
     #[inline(never)]
     fn receive(&mut self, now: Instant) {
-        let Hosts { sessions, fabric, pool, events } = self;
+        let Hosts { sessions, fabric, pool, events, .. } = self;
         fabric.poll(now, events);
-        let mut io = session::Io { pool, fabric, now };
+        let mut io = session::Io { pool, fabric: &mut **fabric, now };
         for event in events.drain(..) {
             sessions.iter_mut().try_fold(event, |event, session| session.on_event(event, &mut io));
         }
@@ -210,7 +233,9 @@ impl Hosts {
     #[inline(never)]
     fn send(&mut self) {
         self.fabric.flush();
-        self.fabric.arm(Wake::Any);
+        if !self.is_verbs {
+            self.fabric.arm(Wake::Any);
+        }
     }
 }
 
@@ -221,6 +246,8 @@ struct World {
     idle: Hosts,
     host: Hosts,
     now: Instant,
+    /// Duration of an iteration.
+    turn: Duration,
 }
 
 impl World {
@@ -236,7 +263,7 @@ impl World {
 
     /// Advances the clock by an iteration and delivers datagrams.
     fn pass(&mut self) {
-        self.now += TURN;
+        self.now += self.turn;
         let mut network = self.network.lock().unwrap_or_else(PoisonError::into_inner);
         while network.arrive(self.now).is_some() {}
     }
@@ -273,9 +300,11 @@ fn main() {
     let idle_plan =
         session::Options { io_queues: 32, queue_entries: idle_entries, ..options.clone() };
     let target = Target::new(at, &network, &arguments, now);
-    let host = Hosts::new(from, &network, options.plan(1 << 20, 1 << 17), 2, now);
-    let idle = Hosts::new(idle_from, &network, idle_plan.plan(1 << 20, 1 << 17), 3, now);
-    let mut world = World { network, target, idle, host, now };
+    let host = Hosts::new(from, &network, options.plan(1 << 20, 1 << 17), 2, now, &arguments);
+    let idle =
+        Hosts::new(idle_from, &network, idle_plan.plan(1 << 20, 1 << 17), 3, now, &arguments);
+    let turn = if arguments.is_verbs() { SETUP_TURN } else { TURN };
+    let mut world = World { network, target, idle, host, now, turn };
     world.connect_idle(&options, arguments.queue_pairs - 1);
     world.host.connect(options, world.now);
 
@@ -285,7 +314,7 @@ fn main() {
         world.turn();
         let Hosts { sessions, fabric, pool, .. } = &mut world.host;
         let session = &mut sessions[0];
-        let mut io = session::Io { pool, fabric, now: world.now };
+        let mut io = session::Io { pool, fabric: &mut **fabric, now: world.now };
         while let Some(home) = session.next_done() {
             let answer = home.outcome.expect("an answer");
             assert!(answer.status.is_success(), "{}", answer.status);
@@ -293,6 +322,7 @@ fn main() {
             idle.push(home.data);
         }
         if session.phase() == Phase::Ready {
+            world.turn = TURN;
             if !std::mem::replace(&mut exposed, true) {
                 let qp = session.qp(1).expect("a queue");
                 for _ in 0..arguments.depth {
@@ -329,12 +359,20 @@ fn fabric(
     pool: &Pool,
     seed: u64,
     now: Instant,
-) -> Soft {
+    arguments: &Arguments,
+) -> Box<dyn Initiator> {
+    #[cfg(feature = "verbs")]
+    if arguments.is_verbs() {
+        let fabric = Verbs::new(Arc::clone(pool.region()), Load::default()).expect("a fabric");
+        return Box::new(fabric.with_source(Some(at)));
+    }
+    let _ = arguments;
     let port = NetworkPort::new(network, at.ip(), (1, 0));
     let mut dice = Rng::new(seed);
     let config = Options::default().config;
     let entropy = Box::new(move || dice.roll());
-    Soft::simulated(port, config, entropy, now, Arc::clone(pool.region())).expect("a fabric")
+    let region = Arc::clone(pool.region());
+    Box::new(Soft::simulated(port, config, entropy, now, region).expect("a fabric"))
 }
 
 /// Name of the idle host of this number.
