@@ -39,7 +39,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets native zones client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets native zones ssh client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -64,7 +64,7 @@ build: programs ## Build everything: build/release/nvmfd, nvmfctl, nvmf
 programs: # The programs alone: a third of the work
 	$(CARGO) build --release -p nvmfd -p initiator
 
-test: test-packages guest-kernel format lint test-programs unit layouts some-mutants doc build budgets native zones client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
+test: test-packages guest-kernel format lint test-programs unit layouts some-mutants doc build budgets native zones ssh client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
 
 guest-kernel: # That of the guests is compiled beside what comes before them; where this fails, `guests` says why
 	@-$(SUDO) tests/vm/vm --kind uml setup --background
@@ -106,6 +106,10 @@ budgets: build test-packages # A command costs no more instructions than it may
 
 zones: build # Listeners at link-local IPv6 addresses on two links
 	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/zones/run
+
+ssh: build # nvmfctl manages a target by SSH
+	@$(call install,openssh-client openssh-server)
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" tests/ssh/run
 
 native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
 	@$(call install,libnbd-bin qemu-utils fio)

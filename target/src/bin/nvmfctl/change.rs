@@ -109,7 +109,7 @@ async fn replace(other: &Other, dry_run: bool, client: &Client) -> Result<Outcom
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let change = match shared(client).await? {
         Some(_) => shared_replacement(&other.path)?,
-        None => replacement(&other.path, Path::new(&status.config_file))?,
+        None => replacement(&other.path, Path::new(&status.config_file), client.is_remote())?,
     };
     outcome(change, dry_run, client).await
 }
@@ -129,14 +129,14 @@ fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
 
 /// Returns the change that replaces configuration files by those at a path. Reports errors
 /// with their places in these files if this process can read all of them; otherwise the daemon
-/// checks them.
-fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
+/// checks them. `is_remote`: those of the daemon are on another machine.
+fn replacement(path: &Path, config: &Path, is_remote: bool) -> Result<Change, Failure> {
     let cannot = |error| cannot_read(path, &error);
     let told = |errors: ConfigErrors| Failure::new(errors.to_string());
     if !fs::metadata(path).map_err(cannot)?.is_dir() {
         let text = fs::read_to_string(path).map_err(cannot)?;
         let stands_for = Source { file: Some(config.to_owned()), text: text.clone() };
-        if let Ok(mut sources) = ConfigFiles::around(stands_for) {
+        if !is_remote && let Ok(mut sources) = ConfigFiles::around(stands_for) {
             sources.main.file = Some(path.to_owned());
             Config::of(&sources).map_err(told)?;
         }
@@ -155,7 +155,7 @@ fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
         return Err(Failure::new(format!("{what} whose names end in .toml")));
     }
     let files = Some(by_name(&more)?);
-    if let Ok(sources) = ConfigFiles::read(config) {
+    if !is_remote && let Ok(sources) = ConfigFiles::read(config) {
         Config::of(&ConfigFiles { more, ..sources }).map_err(told)?;
     }
     Ok(Change::Replace { text: None, files })

@@ -1,7 +1,8 @@
 //! HTTP over the Unix socket of the daemon.
 
+use std::cell::OnceCell;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -20,6 +21,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use crate::output::{Failure, Output};
+use crate::ssh::{Forward, Target};
 
 /// Time limit of a response: a change waits for devices and for every reactor.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,15 +37,60 @@ pub(crate) fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
+/// Where the daemon is.
+pub(crate) enum Place {
+    /// On this machine, at a socket.
+    Local(PathBuf),
+    /// On another machine. The first request has its socket forwarded.
+    Remote(Target, OnceCell<Result<Forward, Failure>>),
+}
+
+impl Place {
+    pub(crate) fn remote(target: Target) -> Place {
+        Place::Remote(target, OnceCell::new())
+    }
+}
+
 /// Connection to the daemon, and where its responses are printed.
 pub(crate) struct Client {
-    socket: PathBuf,
+    place: Place,
     pub(crate) output: Output,
 }
 
 impl Client {
-    pub(crate) fn new(socket: PathBuf, output: Output) -> Client {
-        Client { socket, output }
+    pub(crate) fn new(place: Place, output: Output) -> Client {
+        Client { place, output }
+    }
+
+    /// Whether the files of the daemon are those of another machine.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self.place, Place::Remote(..))
+    }
+
+    /// Makes a path absolute: the daemon has another working directory.
+    pub(crate) fn absolute(&self, path: &Path) -> Result<String, Failure> {
+        if self.is_remote() && path.is_relative() {
+            let shown = path.display();
+            return Err(Failure::new(format!("{shown} is on the target: write an absolute path")));
+        }
+        let whole = std::path::absolute(path).ok();
+        let text = whole.and_then(|path| path.into_os_string().into_string().ok());
+        text.ok_or_else(|| Failure::new(format!("{path:?} cannot be written down")))
+    }
+
+    /// The socket of this machine at which the daemon is reached.
+    fn socket(&self) -> Result<&Path, Failure> {
+        match &self.place {
+            Place::Local(socket) => Ok(socket),
+            Place::Remote(target, forward) => {
+                let forward = forward.get_or_init(|| Forward::open(target));
+                forward.as_ref().map(|it| &*it.socket).map_err(Clone::clone)
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<UnixStream, Failure> {
+        UnixStream::connect(self.socket()?).await.map_err(|error| self.unreachable(&error))
     }
 
     /// Gets `path`, and prints the response.
@@ -67,7 +114,7 @@ impl Client {
 
     /// Whether a process of root listens. That of a socket of the service manager is not known.
     pub(crate) async fn is_of_root(&self) -> Result<bool, Failure> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let stream = self.connect().await?;
         let peer = stream.peer_cred().map_err(|error| self.broken(&Method::GET, &error))?;
         Ok(peer.uid() == 0 && peer.pid() != Some(1))
     }
@@ -165,6 +212,8 @@ impl Client {
         body: Option<Vec<u8>>,
         if_match: Option<&HeaderValue>,
     ) -> Result<(StatusCode, Option<HeaderValue>, Bytes), Failure> {
+        // Whoever types a password takes longer.
+        self.socket()?;
         let failure = late(&method);
         let answer = async {
             let response = self.request(method.clone(), path, body, if_match).await?;
@@ -183,7 +232,7 @@ impl Client {
         body: Option<Vec<u8>>,
         if_match: Option<&HeaderValue>,
     ) -> Result<Response<Incoming>, Failure> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let stream = self.connect().await?;
         let (mut sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&method, &error))?;
         tokio::spawn(connection);
@@ -202,7 +251,12 @@ impl Client {
     }
 
     fn unreachable(&self, error: &std::io::Error) -> Failure {
-        let shown = self.socket.display();
+        let shown = match &self.place {
+            Place::Local(socket) => socket.display(),
+            Place::Remote(target, _) => {
+                return Failure::new(format!("the connection of ssh to {target} has ended"));
+            }
+        };
         Failure::new(match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => format!(
                 "no daemon is at {shown}: start nvmfd (systemctl start nvmfd), or name its socket \
@@ -218,12 +272,21 @@ impl Client {
 
     /// The failure of a request whose connection has ended before the response.
     fn broken(&self, method: &Method, error: &dyn std::fmt::Display) -> Failure {
-        let shown = self.socket.display();
         let carried = match *method {
             Method::GET => "",
             _ => ", and may have carried this out",
         };
-        Failure::new(format!("the daemon at {shown} has broken off{carried}: {error}; see its log"))
+        Failure::new(match &self.place {
+            Place::Local(socket) => {
+                let shown = socket.display();
+                format!("the daemon at {shown} has broken off{carried}: {error}; see its log")
+            }
+            // An SSH server does not report why it cannot connect a socket.
+            Place::Remote(target @ Target { socket, .. }, _) => format!(
+                "the daemon at {target}{socket} does not respond{carried}: {error}; see there \
+                 whether nvmfd runs, whether {socket} is its socket, and whether this user may use it"
+            ),
+        })
     }
 }
 

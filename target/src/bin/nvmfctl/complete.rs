@@ -20,7 +20,8 @@ use nvmfd::count;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::client::{self, Client};
+use crate::TARGET;
+use crate::client::{self, Client, Place};
 use crate::output::Output;
 
 /// Environment variable by which a shell asks for candidates.
@@ -135,9 +136,14 @@ fn get<T: DeserializeOwned>(path: &str) -> impl Iterator<Item = T> {
 
 /// What the daemon answers. A prompt is no place for errors.
 fn ask<T: DeserializeOwned>(path: &str) -> Option<T> {
+    // Nor for a password, or for what another daemon serves.
+    let names_target = |word: String| word.starts_with("-H") || word.starts_with("--target");
+    if std::env::var_os(TARGET).is_some() || std::env::args().any(names_target) {
+        return None;
+    }
     let socket =
         std::env::var_os("NVMFD_SOCKET").map_or_else(|| DEFAULT_SOCKET.into(), PathBuf::from);
-    let client = Client::new(socket, Output { json: false, dry_run: false });
+    let client = Client::new(Place::Local(socket), Output { json: false, dry_run: false });
     let answer = async { timeout(PATIENCE, client.get::<T>(path)).await };
     let answer = client::runtime().ok()?.block_on(answer);
     answer.ok()?.ok().map(|(answer, _)| answer)

@@ -25,10 +25,17 @@ pub(crate) async fn run(nqn: &str, host: Option<&str>, client: &Client) -> Resul
     let has_key = host.is_some_and(|host| hosts.iter().any(|h| h.nqn == host && h.has_key));
     let offers =
         |each: &&Listener| subsystem.listeners.is_empty() || subsystem.listeners.contains(&each.id);
-    let places: Vec<SocketAddr> = (listeners.iter().filter(offers))
+    let addresses: Vec<SocketAddr> = (listeners.iter().filter(offers))
         .filter_map(|listener| listener.address.parse().ok())
-        .flat_map(|at| reachable(at, &own_addresses()))
         .collect();
+    if let Some(all) = addresses.iter().find(|at| client.is_remote() && at.ip().is_unspecified()) {
+        let what =
+            format!("{all} is at all addresses of the target, which this machine does not know");
+        return Err(Failure::new(format!("{what}: run `nvmfctl connect-line` there")));
+    }
+    let own = own_addresses();
+    let places: Vec<SocketAddr> =
+        addresses.into_iter().flat_map(|at| reachable(at, &own)).collect();
     if places.is_empty() {
         let why = "no listener offers it at an address that others can reach";
         return Err(Failure::new(format!("{why}: see `nvmfctl listener list`")));

@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use crate::change;
 use crate::client::Client;
-use crate::namespace::absolute;
 use crate::output::{Failure, joined, table};
 
 #[derive(Subcommand)]
@@ -90,9 +89,9 @@ pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure
         Command::Deny { subsystem, host } => Change::DenyHost { subsystem, host },
         Command::Key { host, file, controller, policy } => {
             let mut settings = Settings::new();
-            settings.insert("dhchap_key_file".to_owned(), absolute(&file)?);
+            settings.insert("dhchap_key_file".to_owned(), client.absolute(&file)?.into());
             if let Some(file) = controller {
-                settings.insert("dhchap_ctrl_key_file".to_owned(), absolute(&file)?);
+                settings.insert("dhchap_ctrl_key_file".to_owned(), client.absolute(&file)?.into());
             }
             policy.put(&mut settings);
             Change::SetHost { nqn: host, settings }

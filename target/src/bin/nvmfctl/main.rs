@@ -23,6 +23,7 @@ mod listener;
 mod log;
 mod namespace;
 mod output;
+mod ssh;
 mod stats;
 mod status;
 mod subsystem;
@@ -35,14 +36,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvmfd::config::DEFAULT_SOCKET;
 
-use crate::client::Client;
+use crate::client::{Client, Place};
 use crate::output::{Failure, Format, Output};
+use crate::ssh::Target;
 
 /// Sections of the manual page that the command line does not have.
 const MORE: &str = include_str!("../../manpages/nvmfctl.roff");
+
+/// Environment variable with a daemon on another machine.
+const TARGET: &str = "NVMFD_HOST";
 
 /// Title of the options that all commands have.
 const GLOBAL: &str = "Global options";
@@ -62,6 +69,11 @@ struct Arguments {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "NVMFD_SOCKET",
         global = true, help_heading = GLOBAL)]
     socket: PathBuf,
+    // No comment of documentation: rustdoc takes the brackets for links.
+    #[arg(short = 'H', long, value_name = "URL", env = TARGET, global = true,
+        help_heading = GLOBAL, help = "Connect by SSH to the daemon of another machine, \
+        ssh://[USER@]HOST[:PORT][/PATH/OF/SOCKET]")]
+    target: Option<Target>,
     /// Print a table, or the response of the daemon as JSON
     #[arg(short, long, value_name = "FORMAT", default_value = "table", global = true,
         help_heading = GLOBAL)]
@@ -166,7 +178,8 @@ enum Family {
 
 fn main() -> ExitCode {
     complete::answer(Arguments::command);
-    let arguments = Arguments::parse();
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let json = arguments.json || arguments.output == Format::Json;
     let output = Output { json, dry_run: arguments.dry_run };
     let runtime = match client::runtime() {
@@ -175,10 +188,25 @@ fn main() -> ExitCode {
             return output.fail(&Failure::new(format!("cannot start the runtime: {error}")));
         }
     };
-    let client = Client::new(arguments.socket, output);
+    let client = Client::new(place(arguments.socket, arguments.target, &matches), output);
     match runtime.block_on(run(arguments.family, &client)) {
         Ok(()) => output.finish(),
         Err(failure) => output.fail(&failure),
+    }
+}
+
+/// Where the daemon is. What was typed precedes environment variables.
+fn place(socket: PathBuf, target: Option<Target>, matches: &ArgMatches) -> Place {
+    let is_typed = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+    match (is_typed("socket"), is_typed("target"), target) {
+        (true, true, _) => Arguments::command()
+            .error(
+                ErrorKind::ArgumentConflict,
+                "--socket is on this machine: leave out one of them",
+            )
+            .exit(),
+        (false, _, Some(target)) => Place::remote(target),
+        _ => Place::Local(socket),
     }
 }
 
@@ -186,6 +214,11 @@ async fn run(family: Family, client: &Client) -> Result<(), Failure> {
     let output = client.output;
     if output.dry_run
         && let Some(refusal) = without_dry_run(&family)
+    {
+        return Err(Failure::new(refusal));
+    }
+    if client.is_remote()
+        && let Some(refusal) = without_remote(&family)
     {
         return Err(Failure::new(refusal));
     }
@@ -242,6 +275,17 @@ fn without_dry_run(family: &Family) -> Option<&'static str> {
         Family::Log { level: Some(_) } => {
             Some("this has no dry run: `nvmfctl log` shows the current level")
         }
+        _ => None,
+    }
+}
+
+/// Reason why a command is of this machine only, if it is.
+fn without_remote(family: &Family) -> Option<&'static str> {
+    match family {
+        Family::Doctor(_) => {
+            Some("this checks the machine where it runs: run `nvmfctl doctor` on the target")
+        }
+        Family::Save => Some("this writes files where it runs: run `nvmfctl save` on the target"),
         _ => None,
     }
 }

@@ -209,7 +209,7 @@ pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure
             }
             let mut settings = change::settings(&set)?;
             let mut put = |key: &str, value| change::put(&mut settings, key, value);
-            put("path", path.map(|path| absolute(&path)).transpose()?)?;
+            put("path", path.map(|path| client.absolute(&path)).transpose()?.map(Value::from))?;
             put("size", size.map(Value::from))?;
             put("kind", kind.map(Value::from))?;
             put("block_size", block_size.map(Value::from))?;
@@ -258,7 +258,7 @@ pub(crate) async fn run(command: Command, client: &Client) -> Result<(), Failure
             return add_clone(subsystem, add, &path, block_size_bytes, client).await;
         }
         Command::Rollback { subsystem, nsid, path, force } => {
-            let (path, dry_run) = (absolute_text(&path)?, client.output.dry_run);
+            let (path, dry_run) = (client.absolute(&path)?, client.output.dry_run);
             let wanted = RollbackRequest { path, force, dry_run };
             return change::post(&action(&subsystem, nsid, "rollback"), &wanted, client).await;
         }
@@ -280,7 +280,8 @@ async fn add_clone(
             Nsid::Number(nsid) => nsid,
             Nsid::Auto => lowest_free(&subsystem, client).await?,
         };
-        let settings = [("path", absolute(path)?), ("block_size", block_size_bytes.into())];
+        let settings =
+            [("path", client.absolute(path)?.into()), ("block_size", block_size_bytes.into())];
         let settings = settings.map(|(key, value)| (key.to_owned(), value)).into();
         let subsystem = subsystem.clone();
         change::make(Change::AddNamespace { subsystem, nsid, settings }, client).await
@@ -306,7 +307,7 @@ async fn copy(
     writable: bool,
     client: &Client,
 ) -> Result<(SnapshotOutcome, Value), Failure> {
-    let (path, dry_run) = (absolute_text(path)?, client.output.dry_run);
+    let (path, dry_run) = (client.absolute(path)?, client.output.dry_run);
     let wanted = SnapshotRequest { path, writable, dry_run };
     client.send(Method::POST, &action(subsystem, nsid, "snapshot"), &wanted).await
 }
@@ -319,17 +320,6 @@ fn action(subsystem: &str, nsid: u32, name: &str) -> String {
 pub(crate) fn snapshot_text(taken: &SnapshotOutcome) -> String {
     let paused = taken.paused_us.map(|us| format!("writes waited for {:.1} ms", us as f64 / 1e3));
     joined(taken.differences.iter().cloned().chain(paused), "")
-}
-
-/// Makes a path absolute: the daemon has another working directory.
-pub(crate) fn absolute(path: &Path) -> Result<Value, Failure> {
-    absolute_text(path).map(Value::from)
-}
-
-fn absolute_text(path: &Path) -> Result<String, Failure> {
-    let whole = std::path::absolute(path).ok();
-    let text = whole.and_then(|path| path.into_os_string().into_string().ok());
-    text.ok_or_else(|| Failure::new(format!("{path:?} cannot be written down")))
 }
 
 pub(crate) fn list(all: &[Namespace]) -> String {

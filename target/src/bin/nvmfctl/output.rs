@@ -32,7 +32,7 @@ pub(crate) struct Output {
 }
 
 /// An error with its remedy, and the exit code.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     sentence: String,
     code: u8,
