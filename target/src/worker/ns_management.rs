@@ -12,7 +12,6 @@
 //! is completed, so there are never more commands than slots.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use tracing::error;
 
 use super::answer;
 use crate::blockdev::blocking::BlockingPool;
+use crate::config::ManagedConfig;
 use crate::core::registry::Registry;
 use crate::core::sched::offload::NamespaceJob;
 use crate::core::shared::Shared;
@@ -181,14 +181,24 @@ impl SubsystemQueue {
         let subsystems = &provisioner.config().subsystems;
         let managed =
             subsystems.iter().find(|it| it.nqn == *nqn).and_then(|it| it.managed.as_ref());
-        let directory = managed.map_or_else(PathBuf::new, |managed| managed.directory.clone());
         error!(
-            "a namespace request for {nqn} has not ended after {} s, and later ones for it wait: its \
-             directory {} does not answer: check its device or server",
+            "a namespace request for {nqn} has not ended after {} s, and later ones for it wait{}",
             SLOW.as_secs(),
-            directory.display()
+            managed.map(unresponsive).unwrap_or_default()
         );
         self.is_reported = true;
+    }
+}
+
+/// What a request waits for. With a pool, the directory has only the record, and older files.
+fn unresponsive(managed: &ManagedConfig) -> String {
+    let directory = managed.directory.display();
+    match &managed.pool {
+        None => format!(": its directory {directory} does not answer: check its device or server"),
+        Some(pool) => format!(
+            ": its pool {pool} of Ceph RBD does not answer: see `ceph -s`; or its directory \
+             {directory} does not: check its device or server"
+        ),
     }
 }
 

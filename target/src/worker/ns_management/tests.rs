@@ -76,6 +76,18 @@ fn create(name: &str, tag: Tag) -> NamespaceAdminMessage {
     NamespaceAdminMessage::Order(Box::new(job))
 }
 
+#[test]
+fn a_slow_request_for_images_names_their_pool() {
+    let directory = crate::blockdev::testing::directory();
+    let config = config(directory.path());
+    let files = config.subsystems[0].managed.as_ref().unwrap();
+    let images = ManagedConfig { pool: Some("rbd/nvmf".to_owned()), ..files.clone() };
+    assert!(unresponsive(files).starts_with(": its directory "), "{}", unresponsive(files));
+    let text = unresponsive(&images);
+    assert!(text.starts_with(": its pool rbd/nvmf of Ceph RBD does not answer"), "{text}");
+    assert!(text.contains(&files.directory.display().to_string()), "it has the record");
+}
+
 /// Opening a pipe for writing waits for a reader: so does writing the record of a directory into one.
 #[test]
 fn a_request_in_a_hung_directory_delays_no_other_subsystem() {
