@@ -96,6 +96,40 @@ fn list(all: &[Listener]) -> String {
 }
 
 fn ana(listener: &Listener) -> String {
-    let groups = listener.ana.iter().map(|(group, state)| format!("group {group} {state}"));
-    joined(groups, "optimized")
+    // Runs of groups with one state: a gateway has up to 64 groups.
+    let mut runs: Vec<(u32, u32, &String)> = Vec::new();
+    for (&group, state) in &listener.ana {
+        match runs.last_mut() {
+            Some((_, last, of)) if *of == state && *last + 1 == group => *last = group,
+            _ => runs.push((group, group, state)),
+        }
+    }
+    let shown = runs.into_iter().map(|(first, last, state)| match first == last {
+        true => format!("group {first} {state}"),
+        false => format!("groups {first}-{last} {state}"),
+    });
+    joined(shown, "optimized")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::listener::*;
+
+    #[test]
+    fn ana_groups_with_one_state_are_listed_as_runs() {
+        let listed = |states: &[(u32, &str)]| {
+            let ana = states.iter().map(|(group, state)| (*group, (*state).to_owned())).collect();
+            let address = String::new();
+            super::ana(&Listener { id: 1, address, ana, keep_alive_min_ms: 0, controllers: 0 })
+        };
+        assert_eq!(listed(&[]), "optimized");
+        let (open, closed) = ("non-optimized", "inaccessible");
+        let some = [(1, open), (2, open), (3, closed), (5, closed), (6, closed)];
+        assert_eq!(
+            listed(&some),
+            "groups 1-2 non-optimized, group 3 inaccessible, groups 5-6 inaccessible"
+        );
+        let all: Vec<(u32, &str)> = (1..=64).map(|group| (group, closed)).collect();
+        assert_eq!(listed(&all), "groups 1-64 inaccessible");
+    }
 }
