@@ -43,7 +43,7 @@ fn doctor_reports_configuration_problems_and_exits_with_code_1() {
     assert_eq!((level(&healed, "state"), level(&healed, "address")), ("ok", "ok"));
     assert_eq!(level(&healed, "storage"), "problem");
     let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
-    assert!(told.contains("-> make the directory, attach the device"), "{told}");
+    assert!(told.contains("create the directory first, or correct the path"), "{told}");
     assert!(!told.contains("No configuration was looked at"), "{told}");
     // A file that is not created must exist; a directory that supports direct I/O is not enough.
     let disk = directory.path().join("disk.img");
@@ -51,8 +51,7 @@ fn doctor_reports_configuration_problems_and_exits_with_code_1() {
     let text = text.replace("\"/nvmfd-no-such-directory/disk.img\"", &format!("{disk:?}"));
     fs::write(&config, text.replace("size = \"1GiB\"\n", "")).unwrap();
     let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
-    assert!(told.contains("disk.img is not there\n"), "{told}");
-    assert!(told.contains("-> correct the path, or give a `size`: it will be made"), "{told}");
+    assert!(told.contains("disk.img does not exist; correct the path, or give a size"), "{told}");
 }
 
 /// As `nvmfd check` and a start do.
@@ -74,7 +73,10 @@ fn doctor_examines_the_size_of_files_and_unsaved_changes() {
     assert_eq!(storage().0, "ok", "it will be made");
     fs::write(&disk, [0; 8192]).unwrap();
     let (level, findings) = storage();
-    assert!(level == "problem" && findings.contains("has 8192 bytes and `size`"), "{findings}");
+    assert!(
+        level == "problem" && findings.contains("has 8192 bytes but the configuration says 16384"),
+        "{findings}"
+    );
 
     // The namespace is removed by a change that no file has.
     let change = r#"{"form": 1, "kept": [{"at_unix_s": 1, "uid": null, "change": {"change":

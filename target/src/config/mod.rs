@@ -45,7 +45,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::blockdev::ceph::{ClusterConfig, CreatedImage, ImageName};
-use crate::blockdev::{InjectedFault, IoEngine};
+use crate::blockdev::{BackingConfig, BackingKind, InjectedFault, IoEngine};
 use crate::core::subsystem::rate_limit::Limit;
 use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, ListenerConfig};
 
@@ -341,6 +341,27 @@ impl NamespaceConfig {
     /// Whether its state must survive a restart: it is served with a `state_directory` only.
     pub(crate) fn needs_state(&self) -> bool {
         self.write_uncorrectable && matches!(self.kind, NamespaceKind::File { .. })
+    }
+
+    /// The store that is opened for it.
+    pub(crate) fn backing(&self) -> BackingConfig {
+        let kind = match &self.kind {
+            NamespaceKind::File { path, size } => {
+                BackingKind::File { path: path.clone(), size: *size }
+            }
+            NamespaceKind::Ram { size } => BackingKind::Ram { size: *size },
+            NamespaceKind::Null { size } => BackingKind::Null { size: *size },
+            NamespaceKind::Rbd { image, cluster, made } => {
+                let (image, cluster) = (image.clone(), cluster.clone());
+                BackingKind::Rbd { image, cluster, made: made.clone() }
+            }
+        };
+        BackingConfig {
+            kind,
+            block_size_bytes: self.block_size_bytes,
+            read_only: self.read_only,
+            shared: self.shared,
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::doctor::{Finding, Level, examine_group};
 use crate::platform::probes::{self, Probed, probe_all, probe_directories, probe_pools};
-use crate::provision::devices::{DeviceTable, backing_config};
+use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalog;
 use crate::provision::probe::FileId;
 use crate::reactor::fabric::{Choice, choose};
@@ -477,7 +477,7 @@ fn below(namespace: &NamespaceConfig) -> Below {
 /// Checks whether a start can open the file of a namespace, or create it. Changes nothing.
 fn examine(namespace: &NamespaceConfig, is_served: bool) -> Result<(), OpenError> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(()) };
-    let mut examined = BackingDevice::examine(&backing_config(namespace), is_served);
+    let mut examined = BackingDevice::examine(&namespace.backing(), is_served);
     if let (Ok(true), Some(size)) = (&examined, size) {
         let shown = path.display();
         warn!("{shown} does not exist: it will be created as a sparse file of {}", Size(*size));

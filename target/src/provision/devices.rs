@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::interned::WeakByUuid;
 use super::interned_bad_blocks::InternedBadBlocks;
 use super::rollback::CreatedFiles;
-use crate::blockdev::{BackingConfig, BackingDevice, BackingKind, BlockSizes, DeviceId, Kind};
+use crate::blockdev::{BackingConfig, BackingDevice, BlockSizes, DeviceId, Kind};
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
@@ -448,7 +448,7 @@ impl DeviceTable {
         self.by_namespace.get(&(nqn, nsid))
     }
 
-    /// Whether a namespace is served from this file, or image ([`BackingKind::path`]).
+    /// Whether a namespace is served from this file, or image.
     pub(crate) fn serves(&self, key: Place, path: &Path) -> bool {
         self.by_namespace.get(&key).is_some_and(|store| store.monitored.is_at(path))
     }
@@ -588,7 +588,7 @@ impl DeviceTable {
 /// # Errors
 /// One sentence about why that is not possible.
 pub(crate) fn make(namespace: &NamespaceConfig) -> Result<(), String> {
-    let made = BackingDevice::open(&backing_config(namespace));
+    let made = BackingDevice::open(&namespace.backing());
     made.map(drop).map_err(|error| error.to_string())
 }
 
@@ -600,27 +600,9 @@ pub(super) fn namespaces(
 
 /// Backing configuration, with the block size that a host has chosen.
 pub(super) fn formatted(namespace: &NamespaceConfig, format: &Format) -> BackingConfig {
-    let config = backing_config(namespace);
+    let config = namespace.backing();
     let chosen = format.block_size_bytes();
     BackingConfig { block_size_bytes: chosen.unwrap_or(config.block_size_bytes), ..config }
-}
-
-pub(crate) fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
-    let kind = match &namespace.kind {
-        NamespaceKind::File { path, size } => BackingKind::File { path: path.clone(), size: *size },
-        NamespaceKind::Ram { size } => BackingKind::Ram { size: *size },
-        NamespaceKind::Null { size } => BackingKind::Null { size: *size },
-        NamespaceKind::Rbd { image, cluster, made } => {
-            let (image, cluster) = (image.clone(), cluster.clone());
-            BackingKind::Rbd { image, cluster, made: made.clone() }
-        }
-    };
-    BackingConfig {
-        kind,
-        block_size_bytes: namespace.block_size_bytes,
-        read_only: namespace.read_only,
-        shared: namespace.shared,
-    }
 }
 
 #[cfg(test)]

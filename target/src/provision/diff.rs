@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::PendingDevice;
-use super::devices::{
-    DeviceTable, NewSize, PATIENCE, Place, ServedDevice, backing_config, formatted, namespaces,
-};
+use super::devices::{DeviceTable, NewSize, PATIENCE, Place, ServedDevice, formatted, namespaces};
 use super::probe::{self, FileId, ProbeResult, Probed};
 use super::rollback::CreatedFiles;
 use crate::blockdev::blocking::BlockingTask;
@@ -332,7 +330,7 @@ impl DeviceTable {
             let key = (subsystem.nqn, namespace.nsid);
             let store = self.by_namespace.get(&key).filter(|_| is_probed(key, namespace))?;
             let is_same = store.monitored.is_as(&formatted(namespace, &store.format));
-            let kind = backing_config(namespace).kind;
+            let kind = namespace.backing().kind;
             is_same.then(|| (key, self.next_size(&store.monitored, kind)))
         });
         stays.collect()

@@ -15,7 +15,6 @@ use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::devices::backing_config;
 use super::{NamespaceDirectory, Provisioner};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::{ClusterConfig, ImageIdentity, ImageName, ImageOrigin};
@@ -87,7 +86,7 @@ impl ImagePool {
         size_bytes: u64,
         opening: &BlockingPool,
     ) -> CreateOutcome {
-        let BackingKind::Rbd { image, .. } = backing_config(namespace).kind else {
+        let BackingKind::Rbd { image, .. } = namespace.backing().kind else {
             return Err(MakeError::Failed("its namespace is no image".to_owned()));
         };
         let (client, path) = (self.client.clone(), image.path());

@@ -1,19 +1,20 @@
 //! Checks storage: direct I/O, the state directory, key files.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nvme::Nqn;
 
-use super::{Finding, Level, group};
+use super::{Finding, group};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
-use crate::blockdev::{OpenError, names_device};
-use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind, Size};
+use crate::blockdev::{BackingDevice, OpenError, names_device};
+use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind};
 use crate::platform::availability;
 use crate::platform::probes::{self, Probed, probe_all, probe_directories, probe_pools};
 use crate::plural::count;
@@ -93,17 +94,12 @@ fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
         NamespaceKind::Rbd { image, cluster, .. } => {
             of_image(place, image, probes::image(namespace, image, cluster))
         }
-        NamespaceKind::File { path, size } => {
-            let writes = !namespace.read_only;
-            match (size.is_some() && writes) || path.exists() {
-                true => {
-                    let block_bytes = namespace.block_size_bytes;
-                    let finding = direct(place, path, try_direct(path, writes));
-                    wrong_size(place, path, *size, block_bytes)
-                        .filter(|_| finding.level == Level::Ok)
-                        .unwrap_or(finding)
-                }
-                false => absent(place, path, namespace.read_only),
+        // A daemon that serves it has its lock.
+        NamespaceKind::File { path, .. } => {
+            match BackingDevice::examine(&namespace.backing(), true) {
+                Ok(false) => direct(place, path, Ok(())),
+                Ok(true) => direct(place, path, try_creating(path)),
+                Err(error) => unusable("storage", place, &error),
             }
         }
         NamespaceKind::Ram { .. } | NamespaceKind::Null { .. } => {
@@ -112,39 +108,17 @@ fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
     }
 }
 
-/// Opens an existing file for direct I/O as the daemon does, or creates and removes a file beside
-/// the path of a missing one.
-fn try_direct(path: &Path, writes: bool) -> io::Result<()> {
-    let open = |path: &Path, make: bool| {
-        let mut options = OpenOptions::new();
-        options.read(true).write(writes || make).create_new(make).mode(0o600);
-        options.custom_flags(libc::O_DIRECT | libc::O_NONBLOCK).open(path).map(drop)
-    };
-    match open(path, false) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !names_device(path) => {
-            let directory = path.parent().unwrap_or(path);
-            trial(directory, |probe| open(probe, true))
-        }
-        outcome => outcome,
+/// Creates and removes a file beside the path of a missing one, with direct I/O.
+fn try_creating(path: &Path) -> io::Result<()> {
+    // Nothing is made among the devices.
+    if names_device(path) {
+        return Err(io::Error::from_raw_os_error(libc::ENOENT));
     }
-}
-
-/// Finding about the size of an existing file or device with which it is not served.
-fn wrong_size(place: &str, path: &Path, size: Option<u64>, block_bytes: u32) -> Option<Finding> {
-    let found = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).ok()?;
-    let (shown, block) = (path.display(), u64::from(block_bytes));
-    let (why, remedy) = match size {
-        None if found < block || !found.is_multiple_of(block) => (
-            format!("{shown} has {found} bytes, which is not a number of whole blocks of {block}"),
-            "give a `size`".to_owned(),
-        ),
-        Some(size) if size > found => (
-            format!("{shown} has {found} bytes and `size` is {}", Size(size)),
-            format!("make it larger (truncate -s, lvextend), or write `size = {found}`"),
-        ),
-        _ => return None,
-    };
-    Some(Finding::problem("storage", format!("{place}: {why}"), remedy))
+    trial(path.parent().unwrap_or(path), |probe| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        options.custom_flags(libc::O_DIRECT).open(probe).map(drop)
+    })
 }
 
 fn try_writing(directory: &Path) -> io::Result<()> {
@@ -163,15 +137,6 @@ fn trial(directory: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Re
     made
 }
 
-/// Finding about a file that is missing, and will not be created.
-fn absent(place: &str, path: &Path, read_only: bool) -> Finding {
-    let remedy = match read_only || names_device(path) {
-        true => "correct the path, or attach the device or mount the file system",
-        false => "correct the path, or give a `size`: it will be made",
-    };
-    Finding::problem("storage", format!("{place}: {} is not there", path.display()), remedy)
-}
-
 /// Finding about an image: library, configuration, rights, pool, features.
 fn of_image(place: &str, image: &ImageName, found: Result<Examination, OpenError>) -> Finding {
     let check = "ceph";
@@ -186,9 +151,14 @@ fn of_image(place: &str, image: &ImageName, found: Result<Examination, OpenError
                 ),
             )
         }
-        (Err(error), _) => Finding::problem(check, format!("{place}: {error}"), "see above"),
-        (_, Err(sentence)) => Finding::problem(check, format!("{place}: {sentence}"), "see above"),
+        (Err(error), _) => unusable(check, place, &error),
+        (_, Err(sentence)) => unusable(check, place, &sentence),
     }
+}
+
+/// Finding about a store that a start cannot open. The sentence has its remedy.
+fn unusable(check: &'static str, place: &str, sentence: &dyn fmt::Display) -> Finding {
+    Finding::problem(check, format!("{place}: {sentence}"), "see above")
 }
 
 fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
@@ -264,27 +234,30 @@ mod tests {
     fn direct_io_is_tried_on_real_files() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = directory.path().join("disk.img");
-        says(&direct("namespace 1", &path, try_direct(&path, true)), Fine, "supports direct I/O");
+        let found = |path: &Path, more: &str| {
+            let text = format!(
+                "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
+                 \"nqn.2026-11.io.nvmfd:a\"\n[[subsystem.namespace]]\nnsid = 1\npath = {path:?}\n{more}"
+            );
+            stores(&Config::parse(&text).unwrap(), &BlockingPool::default()).remove(0)
+        };
+        let (size, read_only) = ("size = \"4KiB\"", "read_only = true");
+        says(&found(&path, ""), Problem, "does not exist; correct the path, or give a size");
+        says(&found(&path, size), Fine, "supports direct I/O");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
         fs::write(&path, [0; 4096]).unwrap();
-        says(&direct("namespace 1", &path, try_direct(&path, true)), Fine, "supports direct I/O");
-        let below = path.join("x");
-        says(&direct("namespace 1", &below, try_direct(&below, true)), Problem, "disk.img/x");
-        let nowhere = directory.path().join("no/disk.img");
-        says(&direct("namespace 1", &nowhere, try_direct(&nowhere, true)), Problem, "no/disk.img");
+        says(&found(&path, size), Fine, "supports direct I/O");
+        says(&found(&path, "size = \"8KiB\""), Problem, "has 4096 bytes but");
+        says(&found(&path.join("x"), size), Problem, "disk.img/x");
+        says(&found(&directory.path().join("no/disk.img"), size), Problem, "create the directory");
         let device = Path::new("/dev/nvmfd-no-such-device");
-        says(&direct("namespace 1", device, try_direct(device, true)), Problem, "no-such-device");
+        says(&found(device, size), Problem, "no-such-device");
         assert!(!device.exists(), "nothing is made among the devices");
         // procfs has no direct I/O.
-        let other = Path::new("/proc/version");
-        let finding = direct("namespace 1", other, try_direct(other, false));
-        says(&finding, Problem, "/proc/version");
-        assert!(finding.remedy.contains("O_DIRECT"), "{finding}");
+        says(&found(Path::new("/proc/version"), read_only), Problem, "O_DIRECT");
         // Nobody, not even root, may write to a program that runs.
-        let busy = std::env::current_exe().unwrap();
-        says(&direct("namespace 1", &busy, try_direct(&busy, false)), Fine, "supports direct I/O");
-        says(&direct("namespace 1", &busy, try_direct(&busy, true)), Problem, "busy");
-        for errno in [libc::EACCES, libc::EROFS, libc::ENXIO, libc::EIO] {
+        says(&found(&std::env::current_exe().unwrap(), ""), Problem, "busy");
+        for errno in [libc::EACCES, libc::EROFS, libc::ENXIO, libc::EIO, libc::EINVAL] {
             let failed = Err(io::Error::from_raw_os_error(errno));
             says(&direct("namespace 1", &path, failed), Problem, "disk.img");
         }
