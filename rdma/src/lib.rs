@@ -31,6 +31,7 @@
 //! * A `SendImmediate` and a `WriteImmediate` consume a receive of the peer, and have the order of a
 //!   `Send`.
 
+pub mod capture;
 pub mod event;
 pub mod limits;
 pub mod log_interval;

@@ -14,7 +14,6 @@
 //! Input from the network is hostile: it is parsed with checked arithmetic into bounded memory, and
 //! no content makes this code panic.
 
-pub mod capture;
 pub mod clock;
 pub mod cm;
 mod config;

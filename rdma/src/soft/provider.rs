@@ -14,7 +14,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::capture::Capture;
 use super::cm::connection::{ConnectRequest, mtu_bytes};
 use super::cm::message::RejectReason;
 use super::config::{Config, Options};
@@ -26,10 +25,15 @@ use super::sim::wire::Wire;
 use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
 use super::udp::{Shared, SocketBuffers, Udp, train};
+use crate::capture::Capture;
 use crate::{
     Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator, Qp, QpLimits,
     Region, RemoteRegion, Tag, Wake, Work,
 };
+
+/// Description of the interface of a capture.
+const CAPTURED: &str = "sent and received by the provider soft; IP and UDP headers are synthesised, \
+                        with the identification of packets sent and 0 in those received";
 
 /// Interval at which a sleeping fabric checks whether requests held by users were dropped.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -175,8 +179,8 @@ impl Soft {
     }
 
     /// Captures everything that is sent and received from now on.
-    pub fn capture_to(&mut self, capture: Capture) {
-        self.wire.capture_to(capture);
+    pub fn capture_to(&mut self, capture: &Capture) {
+        self.wire.capture_to(capture.on("soft", CAPTURED));
     }
 
     /// Buffer sizes of each open socket.

@@ -284,7 +284,7 @@ fn capture(config: &Config, owns: impl Fn(&SocketAddr) -> bool) -> bool {
             path.display()
         );
     }
-    if let Err(error) = rdma::soft::capture::check(path) {
+    if let Err(error) = rdma::capture::check(path) {
         error!("[capture] cannot write packets to {}: {}", path.display(), sentence_of(&error));
         return false;
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rdma::soft::capture::{Capture, Keep};
+use rdma::capture::{Capture, Keep};
 use rdma::soft::endpoint::Config;
 use rdma::soft::{Group, Options};
 use rdma::{Fabric, FabricError, Region};
@@ -148,7 +148,7 @@ impl Fabrics {
                 let _ = receives;
                 let mut soft = group.fabric(index as u32, region)?;
                 if let Some(capture) = capture {
-                    soft.capture_to(capture.clone());
+                    soft.capture_to(capture);
                 }
                 Ok(Box::new(soft))
             }

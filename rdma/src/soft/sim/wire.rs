@@ -8,7 +8,7 @@ use std::time::Instant;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::network::NetworkPort;
-use crate::soft::capture::Capture;
+use crate::capture::Capture;
 use crate::soft::config::{Config, Path};
 use crate::soft::endpoint::Endpoint;
 use crate::soft::provider::Soft;

@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::capture::{Capture, Direction};
 use super::config::{Path, ROCE_PORT};
 use super::endpoint::{Endpoint, QueuedPacket};
 use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
 use super::wire::icrc::{Flow, train_identification};
 use super::wire::tx_packet::Payload;
+use crate::capture::{Capture, Direction};
 use crate::log_interval::LogInterval;
 use crate::{FabricError, Region, ZonedIp, explained};
 use gso_fallback::Singles;

@@ -1,12 +1,12 @@
-//! Packet capture of the provider: sent and received packets as a pcapng file that Wireshark
-//! decodes as RoCEv2 (IETF draft-ietf-opsawg-pcapng).
+//! Packet capture of the providers: sent and received packets as a pcapng file that Wireshark
+//! decodes as RoCEv2 (IETF draft-ietf-opsawg-pcapng). Each interface of the file says where its
+//! packets are from.
 //!
 //! The thread that moves packets only copies the captured bytes and queues them; another thread
 //! writes them. If it cannot keep up, packets are missing in the file (their number is stored with
 //! the next one), never on the network.
 //!
 //! The IP and UDP headers are synthesised: a UDP socket does not see those of the real datagram.
-//! Their identification is correct for sent packets, and 0 for received ones.
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions};
@@ -28,9 +28,9 @@ use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
 use tracing::{info, warn};
 
-use super::wire::header::{Bth, ICRC_BYTES};
-use super::wire::icrc::{Flow, gid};
-use super::wire::opcode::{Opcode, Operation};
+use crate::soft::wire::header::{Bth, ICRC_BYTES};
+use crate::soft::wire::icrc::{Flow, gid};
+use crate::soft::wire::opcode::{Opcode, Operation};
 
 /// Maximum of packets queued between the two threads.
 const QUEUED: usize = 16 << 10;
@@ -78,6 +78,13 @@ impl Direction {
     }
 }
 
+/// Where packets are from: an interface description block of the file.
+#[derive(PartialEq, Eq, Default, Debug)]
+struct Interface {
+    name: String,
+    description: String,
+}
+
 /// A capture in progress. Clones add to the same file, which is complete when the last of them is
 /// dropped.
 #[derive(Clone, Debug)]
@@ -85,10 +92,12 @@ pub struct Capture {
     packets: SyncSender<Captured>,
     keep: Keep,
     missing: Arc<AtomicU64>,
+    interface: Arc<Interface>,
 }
 
 #[derive(Debug)]
 struct Captured {
+    interface: Arc<Interface>,
     at: Duration,
     direction: Direction,
     bytes: Vec<u8>,
@@ -106,15 +115,6 @@ impl Capture {
     pub fn begin(path: &Path, keep: Keep, limit_bytes: u64) -> io::Result<Capture> {
         let file = create(path)?;
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(cause)?;
-        let about = InterfaceDescriptionBlock {
-            linktype: DataLink::RAW,
-            snaplen: 0,
-            options: vec![
-                InterfaceDescriptionOption::IfName(Cow::Borrowed("soft")),
-                InterfaceDescriptionOption::IfTsResol(9),
-            ],
-        };
-        writer.write_pcapng_block(about).map_err(cause)?;
         writer.get_mut().flush()?;
         let (packets, received) = sync_channel(QUEUED);
         let name = path.display().to_string();
@@ -124,7 +124,14 @@ impl Capture {
                 Err(error) => warn!(file = name, %error, "capture failed"),
             }
         })?;
-        Ok(Capture { packets, keep, missing: Arc::default() })
+        Ok(Capture { packets, keep, missing: Arc::default(), interface: Arc::default() })
+    }
+
+    /// The same capture for the packets of an interface, which the file has from its first packet on.
+    #[must_use]
+    pub fn on(&self, name: &str, description: &str) -> Capture {
+        let interface = Interface { name: name.into(), description: description.into() };
+        Capture { interface: Arc::new(interface), ..self.clone() }
     }
 
     /// Adds a packet, given in consecutive pieces. `identification` is that of its IPv4 header.
@@ -148,6 +155,7 @@ impl Capture {
             payload.fill(0);
         }
         let captured = Captured {
+            interface: Arc::clone(&self.interface),
             at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             direction,
             bytes,
@@ -226,6 +234,18 @@ fn is_capture(path: &Path) -> io::Result<bool> {
     Ok(begin.is_empty() || begin == SECTION_HEADER)
 }
 
+impl Interface {
+    fn block(&self) -> InterfaceDescriptionBlock<'_> {
+        use InterfaceDescriptionOption as Field;
+        let options = vec![
+            Field::IfName(Cow::Borrowed(&self.name)),
+            Field::IfDescription(Cow::Borrowed(&self.description)),
+            Field::IfTsResol(9),
+        ];
+        InterfaceDescriptionBlock { linktype: DataLink::RAW, snaplen: 0, options }
+    }
+}
+
 /// Writes packets until all senders are dropped; returns their number.
 fn write(
     mut writer: PcapNgWriter<BufWriter<File>>,
@@ -233,6 +253,7 @@ fn write(
     limit_bytes: u64,
 ) -> io::Result<u64> {
     let (mut written, mut bytes) = (0, 0);
+    let mut interfaces: Vec<Arc<Interface>> = Vec::new();
     loop {
         let captured = match packets.recv_timeout(LATEST) {
             Ok(captured) => captured,
@@ -242,12 +263,19 @@ fn write(
             }
             Err(RecvTimeoutError::Disconnected) => break,
         };
+        let known = interfaces.iter().position(|known| *known == captured.interface);
+        let interface = known.unwrap_or(interfaces.len());
+        if known.is_none() {
+            let description = captured.interface.block().into_block();
+            bytes += writer.write_block(&description).map_err(cause)? as u64;
+            interfaces.push(captured.interface);
+        }
         let mut options = vec![EnhancedPacketOption::Flags(captured.direction.flags())];
         if captured.missing > 0 {
             options.push(EnhancedPacketOption::DropCount(captured.missing));
         }
         let block = EnhancedPacketBlock {
-            interface_id: 0,
+            interface_id: interface as u32,
             timestamp: captured.at,
             original_len: captured.bytes.len() as u32,
             data: Cow::Owned(captured.bytes),
@@ -311,10 +339,10 @@ mod tests {
     use nix::unistd::mkfifo;
     use pcap_file::pcapng::{Block, PcapNgReader};
 
-    use super::super::wire::header::{Extended, padding};
-    use super::super::wire::psn::{Psn, Qpn};
-    use super::super::wire::tx_packet::{Payload, TxPacket};
-    use crate::soft::capture::*;
+    use crate::capture::*;
+    use crate::soft::wire::header::{Extended, padding};
+    use crate::soft::wire::psn::{Psn, Qpn};
+    use crate::soft::wire::tx_packet::{Payload, TxPacket};
 
     fn flow(source: &str, destination: &str) -> Flow {
         let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 4791);
@@ -486,6 +514,36 @@ mod tests {
         assert_eq!((found[0].1[0], found[0].1[1]), (0x68, 0x80));
         assert_eq!(found[0].1[8..24], found[1].1[24..40]);
         assert_eq!(usize::from(padding(5)), whole.len() - 12 - 5 - 4);
+    }
+
+    #[test]
+    fn each_interface_is_described_once_and_packets_name_theirs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.pcapng");
+        let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
+        // Each reactor describes the devices.
+        let interfaces = ["a", "b", "a"].map(|name| capture.on(name, "what it has"));
+        for interface in &interfaces {
+            let flow = flow("192.0.2.1", "192.0.2.2");
+            interface.add(Direction::Sent, &flow, 0, 0, [&[0; 64], &[], &[]]);
+        }
+        drop(interfaces);
+        assert_eq!(finished(&path, capture, 3).len(), 3);
+        let (mut described, mut used) = (Vec::new(), Vec::new());
+        let mut reader = PcapNgReader::new(File::open(&path).unwrap()).unwrap();
+        while let Some(Ok(block)) = reader.next_block() {
+            match block {
+                Block::InterfaceDescription(block) => {
+                    described.push(format!("{:?}", block.options))
+                }
+                Block::EnhancedPacket(packet) => used.push(packet.interface_id),
+                _ => {}
+            }
+        }
+        let expected = ["a", "b"].map(|name| {
+            format!("[IfName({name:?}), IfDescription(\"what it has\"), IfTsResol(9)]")
+        });
+        assert_eq!((&described[..], &used[..]), (&expected[..], &[0, 1, 0][..]));
     }
 
     #[test]
