@@ -89,7 +89,7 @@ impl Incoming {
 
     /// Takes the handle of the provider out of the request.
     #[must_use]
-    pub(crate) fn into_handle(self) -> Box<dyn Any + Send> {
-        self.handle
+    pub(crate) fn take_handle(&mut self) -> Box<dyn Any + Send> {
+        std::mem::replace(&mut self.handle, Box::new(()))
     }
 }

@@ -117,7 +117,7 @@ impl Drop for Ending {
 fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
     let (provider, why) = choose(config.provider, &config.addresses(), will_own);
     info!(%provider, "fabric provider chosen: {why}");
-    let capture = config.capture.as_ref().map(|c| fabric::capture(provider, c)).transpose();
+    let capture = config.capture.as_ref().map(fabric::capture).transpose();
     let capture = capture.map_err(|error| Fatal(error.to_string()))?;
     let fabrics = provider.fabrics(config.reactor.count(), config.soft, capture);
     Ok((provider, fabrics.map_err(|error| Fatal(error.to_string()))?))

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use super::capture::ConnectionCapture;
 use super::device::Device;
 use super::ffi::{
     Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, RcQueuePair,
@@ -63,6 +64,8 @@ pub(super) struct VerbsConnection {
     pub(super) dead: bool,
     /// On the list of queue pairs that `flush` visits.
     pub(super) dirty: bool,
+    /// What is captured of it.
+    pub(super) capture: Option<Box<ConnectionCapture>>,
     /// Posted and not completed.
     pub(super) receives: u32,
     pub(super) sends: u32,
@@ -122,25 +125,26 @@ pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId
     })
 }
 
-/// Rejects a request. It fails only if the peer has disconnected, which has the same effect.
-pub(super) fn reject(incoming: Incoming, private_data: &[u8]) {
-    if let Ok(id) = incoming.into_handle().downcast::<CmId>() {
-        let _ = id.reject(private_data);
-    }
-}
-
 impl Verbs {
+    /// Rejects a request. It fails only if the peer has disconnected, which has the same effect.
+    pub(super) fn reject_connection(&self, mut incoming: Incoming, private_data: &[u8]) {
+        if let Ok(id) = incoming.take_handle().downcast::<CmId>() {
+            self.capture_reject(&incoming, &id, private_data);
+            let _ = id.reject(private_data);
+        }
+    }
+
     /// Accepts a request: creates its queue pair, on the device where it arrived.
     pub(super) fn open_connection(
         &mut self,
-        incoming: Incoming,
+        mut incoming: Incoming,
         limits: QpLimits,
     ) -> Result<Qp, FabricError> {
         let (remote, offered) = (incoming.remote, incoming.reads);
         let failed = |what: &str, e: Errno| {
             FabricError(format!("cannot take the connection from {remote}: {what}: {}", e.desc()))
         };
-        let handle = incoming.into_handle().downcast::<CmId>();
+        let handle = incoming.take_handle().downcast::<CmId>();
         let mut id = *handle.map_err(|_| failed("it is another provider's", Errno::EINVAL))?;
         if !id.is_on(&self.channel) {
             id.migrate(&self.channel).map_err(|e| failed("moving it to its reactor", e))?;
@@ -157,8 +161,10 @@ impl Verbs {
         let pair = self.queue_pair(&id, &device, limits).map_err(|e| {
             failed(&format!("a queue pair on {}: {limits:?}", device.ability.name), e)
         })?;
+        let capture = self.capture_request(&incoming, &id, &device, pair.number());
         let connection = VerbsConnection::new(id, limits, ConnectPhase::Opened);
-        Ok(self.admit(VerbsConnection { pair: Some(pair), device: Some(device), ..connection }))
+        let (pair, device) = (Some(pair), Some(device));
+        Ok(self.admit(VerbsConnection { pair, device, capture, ..connection }))
     }
 
     /// Starts a connection. The device is known when the address is resolved, and with it the
@@ -249,6 +255,9 @@ impl Verbs {
             connection.hasten_peer();
         }
         connection.phase = ConnectPhase::Up;
+        if let Some(capture) = &connection.capture {
+            capture.established();
+        }
         self.ready.push_back(Event::Established(qp));
     }
 
@@ -299,6 +308,9 @@ impl Verbs {
             Ok(()) => {
                 connection.phase = ConnectPhase::Accepted;
                 connection.hasten_peer();
+                if let Some(capture) = &connection.capture {
+                    capture.accepted(connection.limits.reads, private_data);
+                }
             }
             Err(e) => {
                 tracing::debug!(qp = qp.0, "cannot accept: {}", e.desc());
@@ -443,6 +455,9 @@ impl Verbs {
             }
             other => other,
         };
+        if answered && let Some(capture) = &connection.capture {
+            capture.ended(reason == Reason::Peer);
+        }
         let linger = answered && reason == Reason::Local && !connection.is_iwarp();
         connection.phase = ConnectPhase::Closing { reason, deadline, linger };
         connection.dead = true;
@@ -550,6 +565,7 @@ impl VerbsConnection {
             phase,
             dead: false,
             dirty: false,
+            capture: None,
             receives: 0,
             sends: 0,
             deferred: 0,

@@ -3,7 +3,7 @@
 use crate::verbs::Verbs;
 use crate::verbs::device::Device;
 use crate::verbs::work_requests::Flight;
-use crate::{Completion, Event, Fault, Qp, Tag, Work};
+use crate::{Completion, Event, Fault, Qp, ReceivedWith, Tag, Work};
 
 /// The fault of a work request. What fails on a connection that was closed only follows from that,
 /// whatever the code: `rdma_rxe` of Linux 6.1 has an "operation error" for work of a queue pair that
@@ -14,7 +14,12 @@ fn reported(fault: Fault, is_closing: bool) -> Fault {
 
 impl Verbs {
     /// A work request has completed: removes it, and its own registration if it has one.
-    pub(super) fn complete(&mut self, id: u64, outcome: Result<u32, Fault>) -> Option<Completion> {
+    pub(super) fn complete(
+        &mut self,
+        id: u64,
+        outcome: Result<u32, Fault>,
+        with: ReceivedWith,
+    ) -> Option<Completion> {
         let Some(Flight { qp, tag, work, sink }) = self.flights.take(id) else {
             // Left over from a queue pair that had to be destroyed.
             tracing::debug!(id, "stale completion");
@@ -22,8 +27,12 @@ impl Verbs {
         };
         drop(sink);
         let (mut died, mut is_closing) = (false, false);
-        if let Some(connection) = self.connection(qp) {
+        let connection = self.connections.get_mut(qp.0 as usize).and_then(Option::as_mut);
+        if let Some(connection) = connection {
             is_closing = connection.is_closing();
+            if let Some(capture) = &mut connection.capture {
+                capture.completed(id, &work, outcome, with, &self.region);
+            }
             match work {
                 Work::Recv(_) => connection.receives -= 1,
                 _ => connection.sends -= 1,
@@ -38,7 +47,7 @@ impl Verbs {
             Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
             other => outcome.map(|_| other.buf().len()),
         };
-        Some(Completion::new(qp, tag, work, outcome))
+        Some(Completion { qp, tag, work, outcome, with })
     }
 
     /// The completion queue of sends has reported a work request. Sends and Writes complete in
@@ -56,11 +65,11 @@ impl Verbs {
             && !matches!(work, Work::Read { .. })
         {
             while let Some(earlier) = self.next_posted(qp).filter(|earlier| *earlier != id) {
-                let completion = self.complete(earlier, Ok(0));
+                let completion = self.complete(earlier, Ok(0), ReceivedWith::Nothing);
                 self.report(completion, end, batch);
             }
         }
-        let completion = self.complete(id, outcome);
+        let completion = self.complete(id, outcome, ReceivedWith::Nothing);
         self.report(completion, end, batch);
     }
 
@@ -84,7 +93,7 @@ impl Verbs {
 
     /// As `complete`, for work that no completion queue reports.
     pub(super) fn complete_unreported(&mut self, id: u64, outcome: Result<u32, Fault>) {
-        if let Some(completion) = self.complete(id, outcome) {
+        if let Some(completion) = self.complete(id, outcome, ReceivedWith::Nothing) {
             self.defer(completion);
         }
     }
@@ -127,10 +136,7 @@ impl Verbs {
                         self.complete_in_order(id, outcome, end, batch);
                     } else {
                         let with = self.completions.received_with(entry);
-                        let completion = self.complete(id, outcome);
-                        batch.extend(
-                            completion.map(|done| Event::Done(Completion { with, ..done })),
-                        );
+                        batch.extend(self.complete(id, outcome, with).map(Event::Done));
                     }
                 }
             }

@@ -18,6 +18,7 @@
 //! polled only after `arm` (twice: before and after the sleep) and at most once a millisecond
 //! otherwise; a busy loop makes no system calls of its own.
 
+mod capture;
 mod cm;
 mod completions;
 mod connection_budget;
@@ -48,6 +49,7 @@ use ffi::{
 };
 use work_requests::{Flight, FlightTable};
 
+use crate::capture::Capture;
 use crate::{
     Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Fault, Incoming, Initiator, Qp,
     QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, explained, limits,
@@ -102,6 +104,8 @@ pub struct Verbs {
     epoll: Epoll,
     region: Arc<Region>,
     load: Load,
+    /// The capture of connections that peers request.
+    capture: Option<Capture>,
     /// Where our connections come from; none: as the route says.
     source: Option<SocketAddr>,
     /// That of the smallest device.
@@ -168,6 +172,7 @@ impl Verbs {
             epoll,
             region,
             load,
+            capture: None,
             source: None,
             queue_pairs_max: limits::QUEUE_PAIRS,
             vacant: Vec::new(),
@@ -333,6 +338,12 @@ impl Verbs {
                     self.flights.enqueue(&mut connection.posted, id);
                 }
             }
+            if let Some(capture) = &mut connection.capture {
+                for id in self.sends.ids(0).take(posted) {
+                    let Some(flight) = self.flights.get(id) else { continue };
+                    capture.posted(id, &flight.work, device.ability.invalidate, &self.region);
+                }
+            }
         }
         for (id, why) in refused {
             tracing::debug!(qp = qp.0, "work request refused: {}", why.desc());
@@ -427,7 +438,7 @@ impl Fabric for Verbs {
     }
 
     fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
-        self.charged(|_| cm::reject(incoming, private_data));
+        self.charged(|this| this.reject_connection(incoming, private_data));
     }
 
     fn disconnect(&mut self, qp: Qp) {

@@ -223,7 +223,7 @@ impl Default for MemoryConfig {
     }
 }
 
-/// Capture of all packets, by the provider `soft`.
+/// Capture of all packets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CaptureConfig {
     /// Absolute path of the file; replaced at the start.

@@ -4,7 +4,7 @@ mod resources;
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ use crate::config::{
     AuthenticationConfig, CATALOG_RECORD, Config, ConfigErrors, KeyReader, ManagementConfig,
     Missing, NamespaceConfig, NamespaceKind, Size, given_state_directory,
 };
-use crate::daemon::will_own;
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
 use crate::platform::doctor::{Finding, Level, examine_group};
@@ -25,7 +24,6 @@ use crate::platform::probes::{self, Probed, probe_all, probe_directories, probe_
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalog;
 use crate::provision::probe::FileId;
-use crate::reactor::fabric::{Choice, choose};
 use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
@@ -70,7 +68,7 @@ pub fn check(file: &Path) -> bool {
     good &= managed_pools(config, &BlockingPool::default());
     gateway_group(config);
     good &= management(config);
-    good &= capture(config, will_own);
+    good &= capture(config);
     good &= keys(config);
     good &= resources::are_available(config);
     // A closed stdout is no error.
@@ -266,17 +264,9 @@ fn management(config: &Config) -> bool {
     mistakes.is_empty()
 }
 
-/// Checks that packets can be captured, and that their file can be made. `owns`: whether an RDMA
-/// device has an address, or may get it.
-fn capture(config: &Config, owns: impl Fn(&SocketAddr) -> bool) -> bool {
+/// Checks that the file of a capture can be made.
+fn capture(config: &Config) -> bool {
     let Some(path) = config.capture.as_ref().map(|capture| &capture.path) else { return true };
-    if let (Choice::Verbs, why) = choose(config.provider, &config.addresses(), owns) {
-        error!(
-            "[capture] has packets of the provider \"soft\" only, and \"verbs\" would serve \
-             ({why}): leave [capture] out, or write provider = \"soft\""
-        );
-        return false;
-    }
     let good = has_directory(path) && !path.is_dir();
     if !good {
         error!(
@@ -677,13 +667,12 @@ mod tests {
         assert!(!management(&socket(&file)), "no socket");
         assert!(management(&socket(&directory.path().join("new"))));
         assert!(management(&socket(Path::new("/run/nvmfd-none/s"))), "systemd may make it");
-        let capture = |config: Config| super::capture(&config, |_| false);
+        let capture = |config: Config| super::capture(&config);
         assert!(capture(config(String::new())) && capture(packets(&file)));
         assert!(!capture(packets(Path::new("/nonexistent/packets.pcapng"))));
         assert!(!capture(packets(directory.path())));
-        assert!(!super::capture(&packets(&file), |_| true), "of a device there is none");
         let devices = config(format!("provider = \"verbs\"\n[capture]\npath = {file:?}"));
-        assert!(!capture(devices));
+        assert!(capture(devices), "of a device they are synthesised");
         fs::write(&file, "data").unwrap();
         assert!(!capture(packets(&file)), "a start refuses it");
     }

@@ -68,14 +68,8 @@ pub(crate) fn owns(at: &SocketAddr) -> bool {
 }
 
 /// Starts the configured capture.
-pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture, FabricError> {
+pub(crate) fn capture(config: &CaptureConfig) -> Result<Capture, FabricError> {
     let file = config.path.display();
-    if choice != Choice::Soft {
-        return Err(FabricError(format!(
-            "cannot write packets to {file}: packets of an RDMA device cannot be captured; leave \
-             [capture] out, or use provider = \"soft\""
-        )));
-    }
     let keep = if config.payload { Keep::All } else { Keep::Headers };
     Capture::begin(&config.path, keep, config.limit_bytes)
         .map_err(|error| FabricError(format!("cannot write packets to {file}: {error}")))
@@ -91,7 +85,7 @@ impl Choice {
     ) -> Result<Fabrics, FabricError> {
         Ok(match self {
             #[cfg(feature = "verbs")]
-            Choice::Verbs => Fabrics::Verbs,
+            Choice::Verbs => Fabrics::Verbs(capture),
             #[cfg(not(feature = "verbs"))]
             Choice::Verbs => {
                 return Err(FabricError(
@@ -115,7 +109,7 @@ impl Choice {
 #[derive(Debug)]
 pub(crate) enum Fabrics {
     #[cfg(feature = "verbs")]
-    Verbs,
+    Verbs(Option<Capture>),
     Soft(Group, Option<Capture>),
 }
 
@@ -124,7 +118,7 @@ impl Fabrics {
     pub(crate) fn group(&self) -> Option<&Group> {
         match self {
             #[cfg(feature = "verbs")]
-            Fabrics::Verbs => None,
+            Fabrics::Verbs(_) => None,
             Fabrics::Soft(group, _) => Some(group),
         }
     }
@@ -138,10 +132,14 @@ impl Fabrics {
     ) -> Result<Box<dyn Fabric>, FabricError> {
         match self {
             #[cfg(feature = "verbs")]
-            Fabrics::Verbs => {
+            Fabrics::Verbs(capture) => {
                 let sends = receives.saturating_mul(SENDS_PER_RECEIVE);
                 let load = rdma::verbs::Load { receives, sends };
-                Ok(Box::new(rdma::verbs::Verbs::new(region, load)?))
+                let mut verbs = rdma::verbs::Verbs::new(region, load)?;
+                if let Some(capture) = capture {
+                    verbs.capture_to(capture);
+                }
+                Ok(Box::new(verbs))
             }
             Fabrics::Soft(group, capture) => {
                 #[cfg(not(feature = "verbs"))]

@@ -134,10 +134,10 @@ impl RequestHandle {
 
     /// Takes the request, to answer it; none if it belongs to another provider.
     pub(crate) fn answer(
-        incoming: Incoming,
+        mut incoming: Incoming,
         stage: RequestState,
     ) -> Option<(ConnectRequest, Token)> {
-        let ticket = incoming.into_handle().downcast::<RequestHandle>().ok()?;
+        let ticket = incoming.take_handle().downcast::<RequestHandle>().ok()?;
         ticket.token.set(stage);
         Some((ticket.request, ticket.token.clone()))
     }

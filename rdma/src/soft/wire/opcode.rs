@@ -286,6 +286,14 @@ impl Opcode {
         &TABLE[INDEX[self as usize] as usize]
     }
 
+    /// The code of a packet at this position of a message. `last`: extended header that the last
+    /// packet has in addition, immediate data or a key to invalidate.
+    pub fn at(operation: Operation, position: Position, last: Headers) -> Option<Opcode> {
+        let last = if position.ends() { last } else { Headers::NONE };
+        let rows = TABLE.iter().filter(|r| r.operation == operation && r.position == position);
+        rows.into_iter().find(|row| row.headers.has(last)).map(|row| row.opcode)
+    }
+
     /// Every known code.
     pub fn all() -> impl Iterator<Item = Opcode> {
         TABLE.iter().map(|row| row.opcode)

@@ -12,8 +12,8 @@ use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 use super::device::DeviceKey;
 use super::load::Api;
 use super::types::{
-    RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
-    rdma_conn_param, rdma_event_channel, rdma_port_space,
+    RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, ibv_qp_attr, ibv_qp_state, rdma_cm_event,
+    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 use super::{borrow, check, check_new, set_nonblocking};
 
@@ -153,6 +153,18 @@ fn private_data(conn: &rdma_conn_param) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(data, conn.private_data_len.into()) }.to_vec()
 }
 
+/// What the connection manager sets up a queue pair with. All 0 on iWARP, which has none of these.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct QueuePairSetup {
+    /// Path MTU as an InfiniBand code: 1 = 256 bytes to 5 = 4096.
+    pub(crate) path_mtu: u32,
+    /// Number of the peer's queue pair.
+    pub(crate) peer: u32,
+    /// Packet sequence numbers with which the peer begins, and we do.
+    pub(crate) receive_psn: u32,
+    pub(crate) send_psn: u32,
+}
+
 /// A connection identifier: a listener, or one end of a connection. Dropping one that was never
 /// answered rejects its peer.
 pub(crate) struct CmId {
@@ -250,6 +262,30 @@ impl CmId {
     pub(crate) fn device(&self) -> Option<DeviceKey> {
         // SAFETY: the id is live; `verbs` is set before the id is handed out.
         NonNull::new(unsafe { self.raw.as_ref().verbs }).map(|raw| DeviceKey(raw.as_ptr() as usize))
+    }
+
+    /// What the connection manager will set up, or has set up, the queue pair of a requested
+    /// connection with.
+    pub(crate) fn setup(&self) -> Result<QueuePairSetup, Errno> {
+        let attributes = |state| {
+            // SAFETY: integers, for which zero is valid.
+            let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+            let mut mask: c_int = 0;
+            attr.qp_state = state;
+            // SAFETY: the id is live; the library writes one structure and one mask.
+            check(unsafe {
+                (self.api.rdma_init_qp_attr)(self.raw.as_ptr(), &mut attr, &mut mask)
+            })?;
+            Ok::<_, Errno>(attr)
+        };
+        let ready = attributes(ibv_qp_state::IBV_QPS_RTR)?;
+        let sending = attributes(ibv_qp_state::IBV_QPS_RTS)?;
+        Ok(QueuePairSetup {
+            path_mtu: ready.path_mtu,
+            peer: ready.dest_qp_num,
+            receive_psn: ready.rq_psn,
+            send_psn: sending.sq_psn,
+        })
     }
 
     /// Our and the peer's address.

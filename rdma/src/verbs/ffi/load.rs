@@ -81,6 +81,7 @@ api! {
         fn rdma_free_devices(*mut *mut ibv_context);
         fn rdma_get_cm_event(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
         fn rdma_get_devices(*mut c_int) -> *mut *mut ibv_context;
+        fn rdma_init_qp_attr(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
         fn rdma_listen(*mut rdma_cm_id, c_int) -> c_int;
         fn rdma_migrate_id(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int;
         fn rdma_reject(*mut rdma_cm_id, *const c_void, u8) -> c_int;

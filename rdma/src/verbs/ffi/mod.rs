@@ -48,7 +48,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 pub(super) use async_event::{AsyncEvent, QueueKey};
-pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey};
+pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey, QueuePairSetup};
 pub(super) use device::{Ability, Access, Context, DeviceKey, DeviceList, Mr, Pd};
 pub(super) use load::Api;
 pub(super) use queue_pair::{CompChannel, Cq, Depths, RcQueuePair, WorkCompletions};

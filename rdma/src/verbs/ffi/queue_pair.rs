@@ -240,6 +240,12 @@ impl RcQueuePair {
         QueueKey(self.raw.as_ptr() as usize)
     }
 
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: `raw` is live as long as `self`.
+        unsafe { self.raw.as_ref().qp_num }
+    }
+
     /// Bytes that a send may carry in its work request.
     pub(crate) fn inline(&self) -> u32 {
         self.inline

@@ -55,6 +55,8 @@ enumerations! {
     }
     /// States of a queue pair.
     ibv_qp_state {
+        IBV_QPS_RTR = 2,
+        IBV_QPS_RTS = 3,
         IBV_QPS_ERR = 6,
     }
     /// Transport services of a queue pair.
@@ -253,10 +255,13 @@ pub(super) struct ibv_wc {
     pub(super) dlid_path_bits: u8,
 }
 
-/// A queue pair. Its numbers and state follow.
+/// A queue pair. Its state follows.
 #[repr(C)]
 pub(super) struct ibv_qp {
     pub(super) context: *mut ibv_context,
+    _objects: [*mut c_void; 5],
+    pub(super) handle: u32,
+    pub(super) qp_num: u32,
 }
 
 /// Capacity of a queue pair.
@@ -286,8 +291,14 @@ pub(super) struct ibv_qp_init_attr {
 pub(super) struct ibv_qp_attr {
     pub(super) qp_state: c_uint,
     pub(super) cur_qp_state: c_uint,
+    pub(super) path_mtu: c_uint,
+    pub(super) path_mig_state: c_uint,
+    pub(super) qkey: u32,
+    pub(super) rq_psn: u32,
+    pub(super) sq_psn: u32,
+    pub(super) dest_qp_num: u32,
     /// The path, which librdmacm sets.
-    _path: [u64; 15],
+    _path: [u64; 12],
     pub(super) min_rnr_timer: u8,
     pub(super) port_num: u8,
     pub(super) timeout: u8,

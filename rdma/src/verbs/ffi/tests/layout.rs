@@ -70,10 +70,11 @@ macro_rules! claims {
             ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data in
                 imm_data_invalidated_rkey_union, qp_num, src_qp, wc_flags,
                 pkey_index, slid, sl, dlid_path_bits }
-            ibv_qp { context; .. }
+            ibv_qp { context, handle, qp_num; .. }
             ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
             ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
-            ibv_qp_attr { qp_state, cur_qp_state, min_rnr_timer, port_num, timeout,
+            ibv_qp_attr { qp_state, cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn,
+                dest_qp_num, min_rnr_timer, port_num, timeout,
                 retry_cnt, rnr_retry, alt_port_num, alt_timeout, rate_limit }
             ibv_sge { addr, length, lkey }
             ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags,
@@ -98,7 +99,7 @@ macro_rules! claims {
                 IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR,
                 IBV_EVENT_GID_CHANGE }
             ibv_qp_attr_mask { IBV_QP_STATE, IBV_QP_MIN_RNR_TIMER }
-            ibv_qp_state { IBV_QPS_ERR }
+            ibv_qp_state { IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR }
             ibv_qp_type { IBV_QPT_RC }
             ibv_send_flags { IBV_SEND_SIGNALED, IBV_SEND_INLINE }
             ibv_transport_type { IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP }
