@@ -73,8 +73,11 @@ impl ObjectClient {
         let own = [
             ("rados_osd_op_timeout", seconds.clone()),
             ("rados_mon_op_timeout", seconds),
-            // Looks each second whether an operation waits for another map of the cluster.
+            // Asks for the map of the cluster each second while an operation has no answer. After a
+            // reset the library asks for the next map only: if that is of another change, it asks
+            // again for operations older than 10 s, and here none gets that old.
             ("objecter_tick_interval", "1".to_owned()),
+            ("objecter_timeout", "0.5".to_owned()),
         ];
         let client = Arc::new(connect(config, &own)?);
         let (pool_name, namespace) = (pool.to_owned(), namespace.to_owned());
