@@ -36,7 +36,7 @@ pub use image::{ImageCloneRequest, ImageSnapshot, ImageSnapshotRequest, ImageSna
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
 pub use snapshot::{RemoveSnapshot, RollbackRequest, SnapshotOutcome, SnapshotRequest};
-pub use status::{Listener, Reload, Status};
+pub use status::{ChangeAccess, Listener, Reload, Status};
 pub use subsystem::{
     Detached, FileSystem, FileSystemState, Host, Kind, Namespace, NamespaceState, Subsystem,
 };

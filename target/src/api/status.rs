@@ -5,6 +5,19 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// Whether an address of the interface accepts requests that change the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeAccess {
+    /// It has only requests that read.
+    #[default]
+    No,
+    /// With the token of `http_token_file`.
+    WithToken,
+    /// It does: the Unix socket.
+    Yes,
+}
+
 /// Status of the daemon.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Status {
@@ -49,6 +62,9 @@ pub struct Status {
     /// The last reload; null before the first.
     #[serde(default)]
     pub last_reload: Option<Reload>,
+    /// Whether changes are accepted where this was asked.
+    #[serde(default)]
+    pub accepts_changes: ChangeAccess,
 }
 
 /// Result of a reload of the configuration files.

@@ -1,4 +1,4 @@
-//! Reads secrets of hosts from files that only their owner may read.
+//! Reads secrets from files that only their owner may read.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use nix::unistd::{User, geteuid};
 use nvme::auth::Secret;
+use zeroize::Zeroizing;
 
 use crate::core::auth::{Keyring, Keys, Rules};
 
@@ -105,6 +106,19 @@ fn read_secret(path: &Path) -> Result<Secret, String> {
 
 /// As [`read_secret`], for a reader; with a warning if it may not be able to read the file.
 fn read_secret_for(path: &Path, reader: KeyReader) -> Result<(Secret, Option<String>), String> {
+    let (text, doubt) = read_private(path, reader)?;
+    let secret = Secret::parse(text.trim()).map_err(|error| {
+        format!("{} holds no secret: {error}; `nvme gen-dhchap-key` makes one", path.display())
+    })?;
+    Ok((secret, doubt))
+}
+
+/// Reads the text of a file that only its owner can read, for a reader; with a warning if it may not
+/// be able to read the file.
+pub(super) fn read_private(
+    path: &Path,
+    reader: KeyReader,
+) -> Result<(Zeroizing<String>, Option<String>), String> {
     let shown = path.display();
     let us = geteuid().as_raw();
     // Opening a pipe could block for ever.
@@ -120,14 +134,11 @@ fn read_secret_for(path: &Path, reader: KeyReader) -> Result<(Secret, Option<Str
         return Err(format!("others may use {shown} (mode {mode:03o}): run `chmod 600 {shown}`"));
     }
     let doubt = owned(path, metadata.uid(), us, reader)?;
-    let mut text = zeroize::Zeroizing::new(String::with_capacity(MOST_BYTES as usize));
+    let mut text = Zeroizing::new(String::with_capacity(MOST_BYTES as usize));
     file.take(MOST_BYTES)
         .read_to_string(&mut text)
         .map_err(|error| format!("{shown} cannot be read: {error}"))?;
-    let secret = Secret::parse(text.trim()).map_err(|error| {
-        format!("{shown} holds no secret: {error}; `nvme gen-dhchap-key` makes one")
-    })?;
-    Ok((secret, doubt))
+    Ok((text, doubt))
 }
 
 /// Checks the owner of a file; a warning if its reader may be another user.

@@ -32,13 +32,23 @@ pub struct ManagementConfig {
     pub group: Option<String>,
     /// An address of the loopback interface with read-only access for all users of this machine.
     pub http: Option<SocketAddr>,
+    /// A file with the token of requests that may change the target at that address; `None`: none may.
+    pub http_token_file: Option<PathBuf>,
     /// The console, a page for browsers, is served.
     pub console: bool,
 }
 
 impl Default for ManagementConfig {
     fn default() -> Self {
-        Self { enabled: true, socket: None, mode: 0o660, group: None, http: None, console: true }
+        Self {
+            enabled: true,
+            socket: None,
+            mode: 0o660,
+            group: None,
+            http: None,
+            http_token_file: None,
+            console: true,
+        }
     }
 }
 
@@ -87,6 +97,13 @@ pub(super) fn management(root: &mut TableReader<'_>) -> ManagementConfig {
         }
         config.http = Some(value);
     }
+    if let Some(At { value, span }) = section.take::<PathBuf>("http_token_file", "a path") {
+        if config.http.is_none() {
+            let what = "`http_token_file` is for requests at `http`, and there is none";
+            section.add(&span, what, "write `http` too, or remove this line");
+        }
+        config.http_token_file = Some(value);
+    }
     config.console = section.flag("console", config.console);
     section.end();
     config
@@ -109,7 +126,7 @@ mod tests {
     fn socket_path_is_configured_or_given_by_the_service_manager() {
         let config = config(
             "socket = \"/run/a.sock\"\nmode = \"0600\"\ngroup = \"disk\"\nhttp = \"127.0.0.1:80\"\n\
-             console = false",
+             http_token_file = \"/run/token\"\nconsole = false",
         );
         let config = config.unwrap().management;
         assert_eq!(config.path(Some(OsStr::new("/run/b"))), PathBuf::from("/run/a.sock"));
@@ -132,6 +149,7 @@ mod tests {
             ("http = \"0.0.0.0:80\"", "for this machine only"),
             ("http = \"192.0.2.1:80\"", "for this machine only"),
             ("http = \"127.0.0.1:0\"", "for this machine only"),
+            ("http_token_file = \"/run/token\"", "write `http` too"),
             ("console = 1", "true or false"),
             ("port = 7", "unknown key `port`"),
         ] {

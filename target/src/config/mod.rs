@@ -9,6 +9,7 @@
 
 mod access;
 mod authentication;
+mod bearer_token;
 mod ceph;
 mod derived_ids;
 mod display;
@@ -51,6 +52,7 @@ use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, ListenerConfig};
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub(crate) use authentication::{group_name, hash_name};
+pub(crate) use bearer_token::BearerToken;
 pub use ceph::CephConfig;
 pub use files::{ConfigFiles, Rewritten, Source};
 pub use group::GroupConfig;

@@ -1,5 +1,7 @@
 //! Changes through the management interface: atomic, and persisted before any host sees them.
 
+use std::fmt;
+
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
@@ -24,8 +26,8 @@ pub(crate) enum ConfigRequest {
     Change(ChangeRequest),
     /// The configuration file has changed.
     Reload {
-        /// The requesting user, if known.
-        uid: Option<u32>,
+        /// Who requests it.
+        by: Requester,
         /// As in [`ChangeRequest`].
         if_match: Option<Vec<String>>,
     },
@@ -38,8 +40,8 @@ pub(crate) enum ConfigRequest {
 pub(crate) struct ChangeRequest {
     /// The changes.
     pub(crate) wanted: Wanted,
-    /// The requesting user, if known.
-    pub(crate) uid: Option<u32>,
+    /// Who requests them.
+    pub(crate) by: Requester,
     /// Digests of configurations, of which one has to be in force; `None`: whichever is.
     pub(crate) if_match: Option<Vec<String>>,
 }
@@ -59,13 +61,13 @@ impl Order {
     /// What is requested, and by whom, for the log.
     pub(super) fn name(&self) -> String {
         match &self.work {
-            ConfigRequest::Change(ChangeRequest { wanted, uid, .. }) => {
+            ConfigRequest::Change(ChangeRequest { wanted, by, .. }) => {
                 let first = wanted.changes.first().map_or_else(String::new, ToString::to_string);
                 let more = wanted.changes.len().saturating_sub(1);
                 let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-                format!("the change by {} ({first}{more})", requester(*uid))
+                format!("the change by {by} ({first}{more})")
             }
-            ConfigRequest::Reload { uid, .. } => format!("the reload by {}", requester(*uid)),
+            ConfigRequest::Reload { by, .. } => format!("the reload by {by}"),
             ConfigRequest::Forget => "the removal of changes that were set aside".to_owned(),
         }
     }
@@ -82,8 +84,35 @@ pub(super) fn log_unsaved(changes: &Changes) {
 }
 
 /// Who has requested a change.
-pub(super) fn requester(uid: Option<u32>) -> String {
-    uid.map_or_else(|| "an unknown user".to_owned(), |uid| format!("user {uid}"))
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Requester {
+    /// It is not known: a signal, for example.
+    #[default]
+    Unknown,
+    /// The user with this ID.
+    User(u32),
+    /// Who has the token of `http_token_file`.
+    Token,
+}
+
+impl Requester {
+    /// The ID of the user, if it is known.
+    pub(super) fn uid(self) -> Option<u32> {
+        match self {
+            Requester::User(uid) => Some(uid),
+            Requester::Unknown | Requester::Token => None,
+        }
+    }
+}
+
+impl fmt::Display for Requester {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Requester::Unknown => f.write_str("an unknown user"),
+            Requester::User(uid) => write!(f, "user {uid}"),
+            Requester::Token => f.write_str("the token of `http_token_file`"),
+        }
+    }
 }
 
 impl<T: Serve> RunningDaemon<T> {
@@ -96,8 +125,8 @@ impl<T: Serve> RunningDaemon<T> {
         }
         let done = match order.work {
             ConfigRequest::Change(request) => self.change(&request),
-            ConfigRequest::Reload { uid, if_match } => {
-                self.check_match(if_match.as_deref()).and_then(|()| self.reload_and_log(uid))
+            ConfigRequest::Reload { by, if_match } => {
+                self.check_match(if_match.as_deref()).and_then(|()| self.reload_and_log(by))
             }
             ConfigRequest::Forget => self.forget(),
         };
@@ -107,9 +136,9 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     fn change(&mut self, request: &ChangeRequest) -> ChangeResult {
-        let ChangeRequest { wanted, uid, if_match } = request;
+        let ChangeRequest { wanted, by, if_match } = request;
         self.check_match(if_match.as_deref())?;
-        let next = self.declared.with(&wanted.changes, (now_unix_s(), *uid));
+        let next = self.declared.with(&wanted.changes, (now_unix_s(), by.uid()));
         let next = next.map_err(ChangeError::Misfit)?;
         let outcome = self.outcome(&next);
         self.check_base(&wanted.changes)?;
@@ -122,13 +151,12 @@ impl<T: Serve> RunningDaemon<T> {
         let prepared = next.prepare().map_err(ChangeError::Unkept)?;
         let persist = || prepared.persist(&self.declared);
         let applied = self.target.change(next.config().clone(), persist)?;
-        let who = requester(*uid);
-        wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
+        wanted.changes.iter().for_each(|change| info!("configuration changed by {by}: {change}"));
         applied.log();
         self.adopt(next);
         if !outcome.differences.is_empty() {
             let requested = wanted.changes.iter().map(ToString::to_string).collect();
-            self.note_in_history(*uid, requested, outcome.differences.clone());
+            self.note_in_history(*by, requested, outcome.differences.clone());
         }
         Ok(outcome)
     }
@@ -142,8 +170,8 @@ impl<T: Serve> RunningDaemon<T> {
         }
     }
 
-    fn reload_and_log(&mut self, uid: Option<u32>) -> ChangeResult {
-        let renewed = self.renew(uid);
+    fn reload_and_log(&mut self, by: Requester) -> ChangeResult {
+        let renewed = self.renew(by);
         self.note_reload(&renewed);
         match renewed {
             Ok((applied, differences)) => {

@@ -285,10 +285,14 @@ fn has_directory(path: &Path) -> bool {
     path.parent().is_some_and(Path::is_dir)
 }
 
-/// Checks the keys of hosts, and the list of hosts that have had keys.
+/// Checks the keys of hosts, the token of the interface, and the list of hosts that have had keys.
 fn keys(config: &Config) -> bool {
     let reader = KeyReader::of(config.state_directory.as_deref());
-    let (mistakes, doubts) = config.authentication.examine_keys(reader);
+    let (mut mistakes, mut doubts) = config.authentication.examine_keys(reader);
+    match config.management.examine_token(reader) {
+        Ok(doubt) => doubts.extend(doubt),
+        Err(mistake) => mistakes.push(mistake),
+    }
     doubts.iter().for_each(|doubt| warn!("{doubt}"));
     mistakes.iter().for_each(|mistake| error!("{mistake}"));
     let is_list_good =

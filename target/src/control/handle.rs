@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{mpsc, oneshot, watch};
+use tracing::error;
 
 use super::change::{ChangeResult, ConfigRequest, Order};
 use super::history::{History, now_unix_s};
 use crate::TargetView;
 use crate::api::Reload;
-use crate::config::Config;
+use crate::config::{BearerToken, Config};
 use crate::overlay::{EditError, EffectiveConfig};
 
 /// The configuration in force.
@@ -24,6 +25,25 @@ pub(crate) struct RunningConfig {
     pub(crate) last_reload: LastReload,
     /// Changes that took effect.
     pub(crate) history: History,
+    /// The token of changes at the loopback address.
+    pub(crate) token: HttpToken,
+}
+
+/// The token of `http_token_file`, as it was read last; without one no change is admitted. Shared by
+/// all published configurations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HttpToken(Arc<Mutex<Option<BearerToken>>>);
+
+impl HttpToken {
+    pub(super) fn set(&self, token: Option<BearerToken>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = token;
+    }
+
+    /// Whether a request with this token may change the target.
+    pub(crate) fn admits(&self, presented: &str) -> bool {
+        let token = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        token.as_ref().is_some_and(|token| token.is(presented))
+    }
 }
 
 /// Result of the last reload, shared by all published configurations.
@@ -50,16 +70,24 @@ impl LastReload {
 }
 
 impl RunningConfig {
-    /// The configuration of a start.
+    /// The configuration of a start. A token that cannot be read keeps nothing from being served.
     pub(super) fn new(declared: EffectiveConfig) -> RunningConfig {
         let config = declared.config().clone();
         let history = History::open(config.state_directory.as_deref());
+        let token = HttpToken::default();
+        match config.management.token() {
+            Ok(read) => token.set(read),
+            Err(sentence) => {
+                error!("{sentence}; management.http is read-only until a reload can read it");
+            }
+        }
         RunningConfig {
             config,
             declared,
             needs_restart: Vec::new(),
             last_reload: LastReload::default(),
             history,
+            token,
         }
     }
 }

@@ -106,7 +106,7 @@ mod tests {
     fn entry(at_unix_s: u64) -> HistoryEntry {
         let requested = vec!["é".repeat(MOST_LINE_BYTES)];
         let differences = (0..=MOST_LINES).map(|line| line.to_string()).collect();
-        HistoryEntry { at_unix_s, uid: Some(7), requested, differences }
+        HistoryEntry { at_unix_s, uid: Some(7), by_token: false, requested, differences }
     }
 
     /// Opening a pipe for writing waits for a reader. The thread that lists the history notifies the

@@ -38,7 +38,7 @@ use tracing::{error, info, warn};
 
 use crate::state::lock::StateDirLock;
 use crate::worker::gateway::shared::SharedConfigClient;
-use change::Order;
+use change::{Order, Requester};
 use handle::{ControlHandle, RunningConfig};
 use history::now_unix_s;
 use http::Server;
@@ -267,7 +267,7 @@ struct RunningDaemon<T> {
 impl<T: Serve> RunningDaemon<T> {
     /// Reloads the configuration and logs the result. May block.
     fn reload(mut self) -> Self {
-        let renewed = self.renew(None);
+        let renewed = self.renew(Requester::Unknown);
         self.note_reload(&renewed);
         match renewed {
             Ok((applied, _)) => {
@@ -287,13 +287,14 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     /// Loads and applies the configuration. Returns what that has done, and the differences to report.
-    fn renew(&mut self, uid: Option<u32>) -> Renewed {
+    fn renew(&mut self, by: Requester) -> Renewed {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
         change::log_unsaved(next.changes());
         for warning in next.warnings() {
             warn!("{warning}");
         }
+        let token = next.config().management.token().map_err(|sentence| vec![sentence])?;
         let applied =
             self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
         // Changes that the file contains now are dropped. On failure the next reload does so.
@@ -303,15 +304,17 @@ impl<T: Serve> RunningDaemon<T> {
         let mut differences = differences(self.declared.config(), next.config());
         differences.extend(applied.others.iter().map(|line| format!("~ {line}")));
         self.adopt(next);
+        self.shown.borrow().token.set(token);
         if !differences.is_empty() {
-            self.note_in_history(uid, vec!["reload".to_owned()], differences.clone());
+            self.note_in_history(by, vec!["reload".to_owned()], differences.clone());
         }
         Ok((applied, differences))
     }
 
     /// Appends what has taken effect to the history.
-    fn note_in_history(&self, uid: Option<u32>, requested: Vec<String>, differences: Vec<String>) {
-        let entry = HistoryEntry { at_unix_s: now_unix_s(), uid, requested, differences };
+    fn note_in_history(&self, by: Requester, requested: Vec<String>, differences: Vec<String>) {
+        let (at_unix_s, uid, by_token) = (now_unix_s(), by.uid(), by == Requester::Token);
+        let entry = HistoryEntry { at_unix_s, uid, by_token, requested, differences };
         let directory = self.config.state_directory.as_deref();
         self.shown.borrow().history.note(directory, entry);
     }
@@ -335,11 +338,12 @@ impl<T: Serve> RunningDaemon<T> {
         self.config = config;
         self.declared = next;
         let (config, declared) = (self.config.clone(), self.declared.clone());
-        let (last_reload, history) = {
+        let running = {
             let shown = self.shown.borrow();
-            (shown.last_reload.clone(), shown.history.clone())
+            let (last_reload, token) = (shown.last_reload.clone(), shown.token.clone());
+            let history = shown.history.clone();
+            RunningConfig { config, declared, needs_restart, last_reload, history, token }
         };
-        let running = RunningConfig { config, declared, needs_restart, last_reload, history };
         self.shown.send_replace(Arc::new(running));
         self.announcer.update(&self.config);
     }

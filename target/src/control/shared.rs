@@ -9,7 +9,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use super::change::{ChangeRequest, ChangeResult, requester};
+use super::change::{ChangeRequest, ChangeResult, Requester};
 use super::handle::ChangeError;
 use super::history::now_unix_s;
 use super::{RunningDaemon, Serve};
@@ -210,7 +210,7 @@ impl<T: Serve> RunningDaemon<T> {
         let differences = differences(self.declared.config(), next.config());
         self.adopt(next);
         let requested = vec![format!("shared configuration {number} of gateway {by}")];
-        self.note_in_history(None, requested, differences);
+        self.note_in_history(Requester::Unknown, requested, differences);
         Ok(applied)
     }
 
@@ -297,15 +297,14 @@ impl<T: Serve> RunningDaemon<T> {
         if let Err(sentence) = copy.persist() {
             warn!("{sentence}");
         }
-        let who = requester(request.uid);
-        info!("version {number} of the shared configuration, made by {who}");
+        info!("version {number} of the shared configuration, made by {}", request.by);
         applied.log();
         self.adopt(next);
         self.refusal = None;
         note(&store, &self.declared, None);
         let mut requested: Vec<String> = vec![format!("shared configuration {number}")];
         requested.extend(request.wanted.changes.iter().map(ToString::to_string));
-        self.note_in_history(request.uid, requested, outcome.differences.clone());
+        self.note_in_history(request.by, requested, outcome.differences.clone());
         Ok(Outcome { kept: true, ..outcome })
     }
 }

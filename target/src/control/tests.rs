@@ -540,7 +540,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
         let subsystem = "nqn.2026-11.io.nvmfd:disk1".to_owned();
         let changes = vec![crate::api::Change::RemoveNamespace { subsystem, nsid }];
         let wanted = crate::api::Wanted { changes, dry_run: false };
-        let request = change::ChangeRequest { wanted, uid: None, if_match };
+        let request = change::ChangeRequest { wanted, by: Requester::Unknown, if_match };
         let (answer, answered) = tokio::sync::oneshot::channel();
         let order = Order { work: change::ConfigRequest::Change(request), answer };
         (served.execute(order), answered.blocking_recv().unwrap())
@@ -578,7 +578,7 @@ fn the_status_reports_the_result_of_the_last_reload() {
     let order = |served: RunningDaemon<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
         let served = served.execute(Order {
-            work: change::ConfigRequest::Reload { uid: Some(5), if_match: None },
+            work: change::ConfigRequest::Reload { by: Requester::User(5), if_match: None },
             answer,
         });
         (served, answered.blocking_recv().unwrap())
@@ -601,11 +601,11 @@ fn a_request_whose_client_has_left_before_it_begins_is_dropped() {
     let stage = stage(|_| ());
     let (answer, answered) = tokio::sync::oneshot::channel();
     drop(answered);
-    let work = change::ConfigRequest::Reload { uid: Some(5), if_match: None };
+    let work = change::ConfigRequest::Reload { by: Requester::User(5), if_match: None };
     let served = stage.served.execute(Order { work, answer });
     assert_eq!(stage.trace.lines(), Vec::<String>::new());
     let (answer, answered) = tokio::sync::oneshot::channel();
-    let work = change::ConfigRequest::Reload { uid: Some(5), if_match: None };
+    let work = change::ConfigRequest::Reload { by: Requester::User(5), if_match: None };
     served.execute(Order { work, answer });
     answered.blocking_recv().unwrap().unwrap();
     assert_eq!(stage.trace.count("applied"), 1);
@@ -620,7 +620,7 @@ fn reloads_that_changed_something_are_in_the_history_with_their_user() {
     for text in ["nonsense", TEXT, &format!("{TEXT}{two}")] {
         std::fs::write(&file, text).unwrap();
         let (answer, _answered) = tokio::sync::oneshot::channel();
-        let work = change::ConfigRequest::Reload { uid: Some(5), if_match: None };
+        let work = change::ConfigRequest::Reload { by: Requester::User(5), if_match: None };
         served = served.execute(Order { work, answer });
     }
     std::fs::write(&file, TEXT).unwrap();
@@ -641,7 +641,7 @@ fn changes_that_change_nothing_are_not_in_the_history() {
         let settings = [("size".to_owned(), size.into())].into();
         let change = crate::api::Change::SetNamespace { subsystem, nsid: 1, settings };
         let wanted = crate::api::Wanted { changes: vec![change], dry_run: false };
-        let request = change::ChangeRequest { wanted, uid: None, if_match: None };
+        let request = change::ChangeRequest { wanted, by: Requester::Unknown, if_match: None };
         let (answer, answered) = tokio::sync::oneshot::channel();
         let work = change::ConfigRequest::Change(request);
         served = served.execute(Order { work, answer });
@@ -650,6 +650,63 @@ fn changes_that_change_nothing_are_not_in_the_history() {
     let list = served.shown.borrow().history.list();
     assert_eq!(list.len(), 1, "{list:?}");
     assert!(list[0].differences[0].contains("2GiB"), "{list:?}");
+}
+
+#[test]
+fn a_reload_reads_the_token_again_and_is_refused_if_it_cannot() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let stage = stage(|_| ());
+    let file = stage.directory.path().join("nvmfd.toml");
+    let path = stage.directory.path().join("token");
+    let text = format!(
+        "{TEXT}[management]\nhttp = '127.0.0.1:4480'\nhttp_token_file = '{}'\n",
+        path.display()
+    );
+    let mut served = Some(stage.served);
+    let mut reload = |text: &str, token: Option<&str>| {
+        std::fs::write(&file, text).unwrap();
+        let _ = std::fs::remove_file(&path);
+        if let Some(token) = token {
+            std::fs::write(&path, token).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let before = stage.trace.count("applied");
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let work = change::ConfigRequest::Reload { by: Requester::Token, if_match: None };
+        let next = served.take().unwrap().execute(Order { work, answer });
+        let running = Arc::clone(&next.shown.borrow());
+        served = Some(next);
+        let is_done = answered.blocking_recv().unwrap().is_ok();
+        assert_eq!(stage.trace.count("applied") > before, is_done);
+        (is_done, ["a", "b"].map(|digit| running.token.admits(&digit.repeat(32))))
+    };
+    assert_eq!(reload(&text, Some(&"a".repeat(32))), (true, [true, false]));
+    assert_eq!(reload(&text, Some(&"b".repeat(31))), (false, [true, false]), "it is too short");
+    assert_eq!(reload(&text, None), (false, [true, false]));
+    assert_eq!(reload(&text, Some(&"b".repeat(32))), (true, [false, true]));
+    assert_eq!(reload(TEXT, None), (true, [false, false]), "no token is no right");
+}
+
+#[test]
+fn the_history_names_the_token_where_no_user_is_known() {
+    let stage = stage(|_| ());
+    let (mut served, mut named) = (stage.served, Vec::new());
+    for (size, by) in [("2GiB", Requester::Token), ("3GiB", Requester::User(5))] {
+        let subsystem = "nqn.2026-11.io.nvmfd:disk1".to_owned();
+        let settings = [("size".to_owned(), size.into())].into();
+        let change = crate::api::Change::SetNamespace { subsystem, nsid: 1, settings };
+        let wanted = crate::api::Wanted { changes: vec![change], dry_run: false };
+        let request = change::ChangeRequest { wanted, by, if_match: None };
+        let (answer, _answered) = tokio::sync::oneshot::channel();
+        let order = Order { work: change::ConfigRequest::Change(request), answer };
+        named.push(order.name());
+        served = served.execute(order);
+    }
+    let list = served.shown.borrow().history.list();
+    let by = list.iter().map(|entry| (entry.uid, entry.by_token));
+    assert_eq!(by.collect::<Vec<_>>(), [(Some(5), false), (None, true)], "the latest first");
+    assert!(named[0].contains("the change by the token of `http_token_file`"), "{named:?}");
 }
 
 #[test]

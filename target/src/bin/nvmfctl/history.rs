@@ -17,8 +17,12 @@ fn text(all: &[HistoryEntry]) -> String {
         return "the configuration was not changed".to_owned();
     }
     let mut text = String::new();
-    for HistoryEntry { at_unix_s, uid, requested, differences } in all {
-        let who = uid.map_or_else(|| "unknown user".to_owned(), |uid| format!("user {uid}"));
+    for HistoryEntry { at_unix_s, uid, by_token, requested, differences } in all {
+        let who = match uid {
+            Some(uid) => format!("user {uid}"),
+            None if *by_token => "by the token".to_owned(),
+            None => "unknown user".to_owned(),
+        };
         let _ = writeln!(text, "{}, {who}: {}", at_s(*at_unix_s), requested.join("; "));
         for line in differences {
             let _ = writeln!(text, "    {line}");

@@ -117,7 +117,7 @@ fn text(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
-    use nvmfd::api::Reload;
+    use nvmfd::api::{ChangeAccess, Reload};
 
     use crate::status::*;
 
@@ -142,6 +142,7 @@ mod tests {
             set_aside_changes: 0,
             warnings: vec!["any host may connect".to_owned()],
             last_reload: None,
+            accepts_changes: ChangeAccess::Yes,
         }
     }
 

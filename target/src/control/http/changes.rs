@@ -12,13 +12,17 @@ use tokio::time::timeout;
 
 use super::{ApiError, BODY_TIME, MOST_BODY_BYTES};
 use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
-use crate::control::change::{ChangeRequest, ChangeResult, ConfigRequest};
+use crate::control::change::{ChangeRequest, ChangeResult, ConfigRequest, Requester};
 use crate::control::handle::{ChangeError, ControlHandle};
 use crate::overlay::EditError;
 
-/// User ID of the peer of a connection, if known.
+/// Who sends a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Caller(pub(super) Option<u32>);
+pub(super) struct Caller(pub(super) Requester);
+
+fn requester(caller: Option<Extension<Caller>>) -> Requester {
+    caller.map(|Extension(Caller(by))| by).unwrap_or_default()
+}
 
 /// Unsaved changes: in force, and not in the configuration file. The entity tag is that of the
 /// configuration in force.
@@ -58,9 +62,8 @@ pub(super) async fn make(
     headers: HeaderMap,
     Body(wanted): Body<Wanted>,
 ) -> Result<Json<Outcome>, ApiError> {
-    let uid = caller.and_then(|Extension(Caller(uid))| uid);
-    let if_match = if_match(&headers);
-    answer(managed.order(ConfigRequest::Change(ChangeRequest { wanted, uid, if_match })).await)
+    let (by, if_match) = (requester(caller), if_match(&headers));
+    answer(managed.order(ConfigRequest::Change(ChangeRequest { wanted, by, if_match })).await)
 }
 
 /// The strong entity tags of `If-Match` (RFC 9110), if it does not match everything. A field that
@@ -105,8 +108,8 @@ pub(super) async fn reload(
     caller: Option<Extension<Caller>>,
     headers: HeaderMap,
 ) -> Result<Json<Outcome>, ApiError> {
-    let uid = caller.and_then(|Extension(Caller(uid))| uid);
-    answer(managed.order(ConfigRequest::Reload { uid, if_match: if_match(&headers) }).await)
+    let (by, if_match) = (requester(caller), if_match(&headers));
+    answer(managed.order(ConfigRequest::Reload { by, if_match }).await)
 }
 
 fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {

@@ -1,5 +1,5 @@
-//! The management interface: HTTP/1.1 with JSON on a Unix socket, and optionally read-only on a
-//! loopback address.
+//! The management interface: HTTP/1.1 with JSON on a Unix socket, and optionally on a loopback
+//! address, where requests that change need a token, or are refused.
 //!
 //! Each area has a file with its handlers; their routes are here. Everything is bounded: connections
 //! at once, the length of a request, and the time for its arrival.
@@ -25,6 +25,7 @@ mod snapshots;
 mod stats;
 mod status;
 mod subsystems;
+mod token;
 mod trust;
 mod watch;
 mod write_protect;
@@ -44,7 +45,7 @@ pub(crate) use error::ApiError;
 pub(super) use server::Server;
 
 use super::handle::ControlHandle;
-use crate::api::{Event, Problem};
+use crate::api::{ChangeAccess, Event, Problem};
 
 /// The longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 1 << 20;
@@ -90,7 +91,7 @@ fn reading() -> OpenApiRouter<ControlHandle> {
         .routes(routes!(reload_plan::plan))
 }
 
-/// Routes that change the target: on the Unix socket only.
+/// Routes that change the target: on the Unix socket, and with the token.
 fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new()
         .routes(routes!(changes::make, changes::forget))
@@ -111,25 +112,18 @@ fn changing() -> OpenApiRouter<ControlHandle> {
         .routes(routes!(snapshots::roll_back))
 }
 
-/// Permitted requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Access {
-    /// Those that read.
-    Reading,
-    /// All.
-    Changing,
-}
-
 /// Routes with their description at `/v1/openapi.json`, and the console. The description is
 /// generated for each request: it takes megabytes, and is rarely read.
-fn router(managed: ControlHandle, access: Access, with_console: bool) -> Router {
-    let (router, _) = routes(access);
+fn router(managed: ControlHandle, access: ChangeAccess, with_console: bool) -> Router {
+    let (router, _) = routes(access, &managed);
+    let of_description = managed.clone();
     let router = if with_console { router.merge(console::routes()) } else { router };
     router
-        .route("/v1/openapi.json", get(async move || Json(description(access))))
+        .route("/v1/openapi.json", get(async move || Json(description(access, &of_description))))
         .fallback(ApiError::no_such_path)
         .method_not_allowed_fallback(ApiError::no_such_method)
         .layer(map_response(error::refusal_as_problem))
+        .layer(Extension(access))
         .layer(Extension(watch::Room::new()))
         .layer(Extension(reload_plan::Reader::new()))
         .layer(Extension(file_operations::FileOperations::default()))
@@ -138,16 +132,17 @@ fn router(managed: ControlHandle, access: Access, with_console: bool) -> Router 
 }
 
 /// The OpenAPI document.
-fn description(access: Access) -> Value {
-    let mut document = serde_json::to_value(routes(access).1).unwrap_or_default();
+fn description(access: ChangeAccess, managed: &ControlHandle) -> Value {
+    let mut document = serde_json::to_value(routes(access, managed).1).unwrap_or_default();
     schema_variants::name(&mut document);
     document
 }
 
-fn routes(access: Access) -> (Router<ControlHandle>, Description) {
+fn routes(access: ChangeAccess, managed: &ControlHandle) -> (Router<ControlHandle>, Description) {
     let all = match access {
-        Access::Reading => reading(),
-        Access::Changing => reading().merge(changing()),
+        ChangeAccess::No => reading(),
+        ChangeAccess::WithToken => reading().merge(token::required(changing(), managed)),
+        ChangeAccess::Yes => reading().merge(changing()),
     };
     let (router, mut document) = all.split_for_parts();
     error::describe(&mut document);

@@ -25,8 +25,10 @@ use tracing::{debug, info, warn};
 
 use super::browser::{not_by_domain, only_by_address};
 use super::changes::Caller;
-use super::{Access, ApiError, MOST_BODY_BYTES, router};
+use super::{ApiError, MOST_BODY_BYTES, router};
+use crate::api::ChangeAccess;
 use crate::config::ManagementConfig;
+use crate::control::change::Requester;
 use crate::control::handle::ControlHandle;
 
 /// Connections at once, of each of the two kinds.
@@ -78,7 +80,7 @@ impl Server {
         };
         match unix {
             Ok(listener) => {
-                let router = router(managed.clone(), Access::Changing, config.console);
+                let router = router(managed.clone(), ChangeAccess::Yes, config.console);
                 let router = router.layer(from_fn(not_by_domain));
                 server.accept(move || accept_unix(listener, router));
             }
@@ -90,9 +92,13 @@ impl Server {
         }
         if let Some(at) = config.http {
             let listener = bind_loopback(at)?;
-            let router = router(managed.clone(), Access::Reading, config.console);
+            let access = match config.http_token_file {
+                None => ChangeAccess::No,
+                Some(_) => ChangeAccess::WithToken,
+            };
+            let router = router(managed.clone(), access, config.console);
             let router = router.layer(from_fn(only_by_address));
-            server.accept(move || accept_loopback(at, listener, router));
+            server.accept(move || accept_loopback(at, access, listener, router));
         }
         Ok(server)
     }
@@ -136,7 +142,8 @@ async fn accept_unix(listener: UnixListener, router: Router) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let caller = Caller(stream.peer_cred().ok().map(|peer| peer.uid()));
+                let peer = stream.peer_cred().map(|peer| Requester::User(peer.uid()));
+                let caller = Caller(peer.unwrap_or_default());
                 connections.add(serve(stream, router.clone().layer(Extension(caller))));
             }
             Err(error) => not_accepted(&error).await,
@@ -144,12 +151,21 @@ async fn accept_unix(listener: UnixListener, router: Router) {
     }
 }
 
-async fn accept_loopback(at: SocketAddr, listener: Option<TcpListener>, router: Router) {
+async fn accept_loopback(
+    at: SocketAddr,
+    access: ChangeAccess,
+    listener: Option<TcpListener>,
+    router: Router,
+) {
     let listener = match listener {
         Some(listener) => listener,
         None => once_free(at).await,
     };
-    info!("read-only management interface at http://{at}");
+    let rights = match access {
+        ChangeAccess::No => "read-only",
+        ChangeAccess::WithToken | ChangeAccess::Yes => "changes need the token",
+    };
+    info!("management interface at http://{at}: {rights}");
     let mut connections = Connections::default();
     loop {
         match listener.accept().await {

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::process;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use nvme::log::AnaState;
 
-use crate::api::{GatewayConfigError, Listener, Status};
+use crate::api::{ChangeAccess, GatewayConfigError, Listener, Status};
 use crate::blockdev::{Detached, SpaceState};
 use crate::config::Config;
 use crate::control::handle::ControlHandle;
@@ -19,7 +19,10 @@ use crate::provision::torn;
 
 /// Shows the state of the daemon.
 #[utoipa::path(operation_id = "show_status", get, path = "/v1/status", responses((status = 200, body = Status)))]
-pub(super) async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
+pub(super) async fn status(
+    State(managed): State<ControlHandle>,
+    Extension(accepts_changes): Extension<ChangeAccess>,
+) -> Json<Status> {
     let (view, running) = (managed.view(), managed.running());
     let config = &running.config;
     let controllers = view.registry.controllers();
@@ -49,6 +52,7 @@ pub(super) async fn status(State(managed): State<ControlHandle>) -> Json<Status>
             .chain(torn::of_all(&view.registry))
             .collect(),
         last_reload: running.last_reload.get(),
+        accepts_changes,
     })
 }
 

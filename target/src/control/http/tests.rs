@@ -1,5 +1,6 @@
 mod in_flight;
 mod origins;
+mod token;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -64,8 +65,14 @@ fn stage(management: &str) -> Stage {
 
 /// As [`stage`], of a target with these reactors.
 fn stage_with(management: &str, reactors: Vec<message::Sender>) -> Stage {
+    stage_of(reactors, |_| management.to_owned())
+}
+
+/// As [`stage_with`], of a section that names files in the directory.
+fn stage_of(reactors: Vec<message::Sender>, management: impl FnOnce(&Path) -> String) -> Stage {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
+    let management = management(directory.path());
     let text = format!("{TEXT}[management]\nsocket = {socket:?}\n{management}");
     let file = directory.path().join("nvmfd.toml");
     std::fs::write(&file, text).unwrap();
@@ -423,7 +430,7 @@ fn write_protection_is_refused_during_a_format() {
 
 #[test]
 fn the_schema_checker_detects_violations() {
-    let (_, document) = routes(Access::Changing);
+    let (_, document) = routes(ChangeAccess::Yes, &stage("").managed);
     let document = serde_json::to_value(document).unwrap();
     let schema = &document["components"]["schemas"]["Problem"];
     let right = r#"{"title": "a", "status": 404, "detail": "a", "remedy": "a"}"#;

@@ -53,6 +53,7 @@ socket = «"/run/a" | "/run/b"»
 mode = «"0660" | "0600"»
 group = «"a" | "b"»
 http = «"127.0.0.1:4480" | "127.0.0.1:4481"»
+http_token_file = «"/run/a" | "/run/b"»
 console = «true | false»
 
 [authentication]

@@ -31,10 +31,13 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     if let Some(directory) = &config.state_directory {
         findings.push(writable("state", "state_directory", directory, try_writing(directory)));
     }
+    let reader = || KeyReader::of(config.state_directory.as_deref());
     if !config.authentication.hosts.is_empty() {
         let keys = config.authentication.hosts.len();
-        let reader = KeyReader::of(config.state_directory.as_deref());
-        findings.extend(key_files(keys, config.authentication.examine_keys(reader)));
+        findings.extend(key_files(keys, config.authentication.examine_keys(reader())));
+    }
+    if config.management.http_token_file.is_some() {
+        findings.push(token_file(config.management.examine_token(reader())));
     }
     findings
 }
@@ -220,6 +223,16 @@ fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec
                   contain the output of `nvme gen-dhchap-key`";
     let problems = mistakes.into_iter().map(|mistake| Finding::problem(check, mistake, remedy));
     problems.chain(doubts.into_iter().map(|doubt| Finding::warning(check, doubt, remedy))).collect()
+}
+
+fn token_file(examined: Result<Option<String>, String>) -> Finding {
+    let remedy = "only its owner, the user of nvmfd, may have access (chmod 600), and it contains the \
+                  output of `openssl rand -hex 32`";
+    match examined {
+        Ok(None) => Finding::ok("keys", "checked the file of the token".to_owned()),
+        Ok(Some(doubt)) => Finding::warning("keys", doubt, remedy),
+        Err(mistake) => Finding::problem("keys", mistake, remedy),
+    }
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ fn the_loopback_listener_is_read_only_and_checks_the_host_header() {
 }
 
 /// A response as it is sent, to a request with these fields.
-fn raw(mut stream: impl Read + Write, request: &str, fields: &str) -> String {
+pub(super) fn raw(mut stream: impl Read + Write, request: &str, fields: &str) -> String {
     write!(stream, "{request} HTTP/1.1\r\n{fields}Connection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
