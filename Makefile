@@ -134,7 +134,7 @@ test-stas: build ## nvme-stas of Debian 13 finds a target by multicast DNS and c
 monitoring: build test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" PROMETHEUS="$(BUILD)"/prometheus tests/monitoring/run
 
-# Two of the pictures are in docs/src.
+# Three of the pictures are in docs/src.
 console-test: build ## The console in a headless Chromium: make console-test PICTURES=DIRECTORY takes pictures too
 	@$(call install,chromium-headless-shell fonts-dejavu-core)
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" CONSOLE_TEST="$(BUILD)/release/console_test" \

@@ -1,7 +1,7 @@
 //! The console: a page for browsers that shows what the interface has, at `/`.
 //!
 //! It is part of the program and loads nothing from elsewhere. It uses the same requests as any
-//! other client, and only those that read.
+//! other client, and offers changes where its listener accepts them.
 
 use axum::Router;
 use axum::http::header::{CONTENT_TYPE, HeaderValue};
@@ -14,11 +14,12 @@ const CSS: HeaderValue = HeaderValue::from_static("text/css; charset=utf-8");
 const SCRIPT: HeaderValue = HeaderValue::from_static("text/javascript; charset=utf-8");
 
 /// Paths, with type and content.
-const FILES: [(&str, HeaderValue, &[u8]); 6] = [
+const FILES: [(&str, HeaderValue, &[u8]); 7] = [
     ("/", HTML, include_bytes!("console/index.html")),
     ("/console/style.css", CSS, include_bytes!("console/style.css")),
     ("/console/main.js", SCRIPT, include_bytes!("console/main.js")),
     ("/console/sections.js", SCRIPT, include_bytes!("console/sections.js")),
+    ("/console/changes.js", SCRIPT, include_bytes!("console/changes.js")),
     ("/console/rates.js", SCRIPT, include_bytes!("console/rates.js")),
     ("/console/dom.js", SCRIPT, include_bytes!("console/dom.js")),
 ];
@@ -37,7 +38,7 @@ mod tests {
     #[test]
     fn the_page_is_small_and_refers_to_its_own_files_only() {
         let size: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();
-        assert!(size <= 48 << 10, "{size} bytes");
+        assert!(size <= 60 << 10, "{size} bytes");
         for (path, _, content) in &FILES {
             let text = std::str::from_utf8(content).unwrap();
             // The name of a namespace of XML is no address.

@@ -150,13 +150,45 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", &media).map(drop)
     }
 
+    /// Presses a key.
+    pub(crate) fn press(&mut self, key: &str) -> Result<(), String> {
+        let (code, number, text) = match key {
+            "Tab" => ("Tab", 9, ""),
+            "Enter" => ("Enter", 13, "\r"),
+            "Escape" => ("Escape", 27, ""),
+            " " => ("Space", 32, " "),
+            letter => ("", i32::from(letter.as_bytes()[0].to_ascii_uppercase()), letter),
+        };
+        for kind in ["keyDown", "keyUp"] {
+            let text = if kind == "keyDown" { text } else { "" };
+            let event = json!({
+                "type": kind, "key": key, "code": code, "windowsVirtualKeyCode": number, "text": text,
+            });
+            self.call("Input.dispatchKeyEvent", &event)?;
+        }
+        Ok(())
+    }
+
+    /// Enters a text where the focus is.
+    pub(crate) fn insert(&mut self, text: &str) -> Result<(), String> {
+        self.call("Input.insertText", &json!({ "text": text })).map(drop)
+    }
+
+    /// A picture of what the window shows, as PNG.
+    pub(crate) fn viewport(&mut self) -> Result<Vec<u8>, String> {
+        self.capture(&json!({ "format": "png" }))
+    }
+
     /// A picture of the page from its top, as PNG; of the whole page, or of so many pixels.
     pub(crate) fn picture(&mut self, height: Option<u32>) -> Result<Vec<u8>, String> {
         let size = self.call("Page.getLayoutMetrics", &json!({}))?["cssContentSize"].take();
         let height = height.map_or_else(|| size["height"].clone(), Value::from);
         let clip = json!({ "x": 0, "y": 0, "width": size["width"], "height": height, "scale": 1 });
-        let params = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
-        let result = self.call("Page.captureScreenshot", &params)?;
+        self.capture(&json!({ "format": "png", "captureBeyondViewport": true, "clip": clip }))
+    }
+
+    fn capture(&mut self, params: &Value) -> Result<Vec<u8>, String> {
+        let result = self.call("Page.captureScreenshot", params)?;
         let text = result["data"].as_str().unwrap_or_default();
         let mut bytes = vec![0; text.len()];
         let decoded = Base64::decode(text, &mut bytes).map(<[u8]>::len);

@@ -25,6 +25,10 @@
       if (row.cells.length !== columns || row.cells[0].scope !== "row") fail("not like its header", row);
     }
   }
+  for (const node of all("input, select, button")) {
+    if (!(node.labels[0]?.textContent || node.getAttribute("aria-label") || node.textContent)) fail("no label", node);
+  }
+  for (const node of all("[aria-describedby]")) if (!document.getElementById(node.getAttribute("aria-describedby"))) fail("no hint", node);
   for (const node of all("svg")) if (node.getAttribute("aria-hidden") !== "true") fail("read aloud", node);
   // What scrolls can be reached by the keyboard.
   for (const node of all("main *")) {

@@ -2,6 +2,8 @@
 //! Run by `make console-test`.
 
 mod browser;
+mod changes;
+mod forward;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -17,6 +19,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use browser::Browser;
+use forward::forward;
 
 /// Where the target listens, and where the console is.
 const ADDRESS: &str = "127.77.0.1";
@@ -118,6 +121,7 @@ impl Stage<'_> {
         write("nvmfd.toml", text(""))?;
         write("pending.toml", text(&missing_namespace(directory)))?;
         let daemon = start(args)?;
+        forward(changes::FORWARDED, directory.join("api.sock")).map_err(describe)?;
         let mut browser = Browser::start(&args.chromium, directory)?;
         browser.show(1280, "light")?;
         Ok(Stage { args, browser, daemon })
@@ -130,14 +134,19 @@ impl Stage<'_> {
         self.shows_why_a_host_is_refused()?;
         self.shows_plan_and_pending_devices()?;
         self.is_accessible_in_every_form()?;
-        self.changes_nothing()?;
+        self.offers_no_change_without_a_token()?;
+        self.changes_through_a_forwarded_socket()?;
+        self.browser.open(&format!("http://{CONSOLE}/"))?;
+        self.sees("#link", "live")?;
         // Those that were provoked: the policy, a refused change, and files with errors.
-        let provoked = ["'TrustedHTML'", "status of 404", "status of 405", "status of 422"];
+        let provoked =
+            ["'TrustedHTML'", "status of 404", "status of 405", "status of 412", "status of 422"];
         let complaints = &mut self.browser.complaints;
         complaints.retain(|complaint| !provoked.iter().any(|text| complaint.contains(text)));
         let is_quiet = complaints.is_empty();
         check("scripts and the policy raise no other errors", is_quiet, || complaints.join("\n"))?;
-        self.survives_a_restart()
+        self.survives_a_restart()?;
+        self.changes_with_the_token()
     }
 
     fn opens(&mut self) -> Result<(), String> {
@@ -250,19 +259,10 @@ impl Stage<'_> {
     }
 
     fn is_accessible_in_every_form(&mut self) -> Result<(), String> {
-        for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (320, "dark")] {
-            self.browser.show(width, scheme)?;
-            let found = self.browser.value(include_str!("checks.js"))?;
-            let name = format!("structure, contrast and width at {width} pixels, {scheme}");
-            check(&name, found == json!([]), || format!("{found:#}"))?;
-        }
-        self.browser.show(1280, "light")?;
+        self.is_accessible("the page")?;
         // From the top: the link that skips the navigation, then the button, visibly focused.
         for id in ["A.skip", "BUTTON."] {
-            for kind in ["keyDown", "keyUp"] {
-                let tab = json!({ "type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9 });
-                self.browser.call("Input.dispatchKeyEvent", &tab)?;
-            }
+            self.browser.press("Tab")?;
             let focused = self.browser.value(
                 "(({ tagName, className }) => `${tagName}.${className}`)(document.activeElement)",
             )?;
@@ -271,28 +271,28 @@ impl Stage<'_> {
             let good = focused == id && outline == "solid";
             check(&format!("the keyboard reaches {id}"), good, || format!("{focused} {outline}"))?;
         }
-        let press = json!({ "type": "char", "text": " ", "key": " " });
-        for kind in ["keyDown", "char", "keyUp"] {
-            let mut press = press.clone();
-            press["type"] = kind.into();
-            self.browser.call("Input.dispatchKeyEvent", &press)?;
-        }
+        self.browser.press(" ")?;
         self.sees("#link", "paused")?;
         self.browser.value("document.querySelector('#pause').click()")?;
         self.sees("#link", "live")
     }
 
-    fn changes_nothing(&mut self) -> Result<(), String> {
-        let status = self.browser.value(
-            "fetch('/v1/changes', { method: 'POST', body: '{\"changes\": []}' })\
-             .then(({ status }) => status)",
-        )?;
-        check("no change is possible from the page", status == 405, || status.to_string())
+    /// Structure, names, contrast and width, in each width and colour scheme.
+    fn is_accessible(&mut self, what: &str) -> Result<(), String> {
+        for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (320, "dark")] {
+            self.browser.show(width, scheme)?;
+            let found = self.browser.value(include_str!("checks.js"))?;
+            let name =
+                format!("structure, contrast and width of {what} at {width} pixels, {scheme}");
+            check(&name, found == json!([]), || format!("{found:#}"))?;
+        }
+        self.browser.show(1280, "light")
     }
 
     fn survives_a_restart(&mut self) -> Result<(), String> {
         let directory = &self.args.directory;
         let next = fs::read_to_string(directory.join("pending.toml")).map_err(describe)?;
+        let next = next.replace("[management]", &format!("[management]\n{}", self.token_file()?));
         fs::write(directory.join("nvmfd.toml"), next).map_err(describe)?;
         let pid = Pid::from_raw(self.daemon.0.id().cast_signed());
         kill(pid, Signal::SIGTERM).map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ const DRAWN = new Set(["svg", "path", "line"]);
 export function h(name, attributes, ...children) {
   const node = DRAWN.has(name) ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes ?? {})) {
-    if (value !== null && value !== false) node.setAttribute(key, value === true ? "" : value);
+    if ((value ?? false) !== false) node.setAttribute(key, value === true ? "" : value);
   }
   for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined && child !== false) node.append(child);
@@ -56,6 +56,9 @@ export const prose = (text) =>
 export const list = (sentences) => h("ul", null, sentences.map((sentence) => h("li", null, sentence)));
 export const empty = (sentence) => h("p", { class: "hint" }, sentence);
 export const name = (text) => h("span", { class: "name" }, text);
+/** A button that opens the dialog of an action: `data` is what it is about. */
+export const action = (text, what, action, data) => h("button", { type: "button", "aria-label": `${text} ${what}`, "data-action": action,
+  ...Object.fromEntries(Object.entries(data).map(([key, value]) => [`data-${key}`, value])) }, text);
 export const badge = (kind, text) => h("span", { class: `badge ${kind}` }, text);
 
 function scaled(value, step, units) {

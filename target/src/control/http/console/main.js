@@ -3,6 +3,7 @@
 import { h, render, bytes, duration, rate, age, plural, time } from "/console/dom.js";
 import { rates, STAGES } from "/console/rates.js";
 import * as sections from "/console/sections.js";
+import { open, request } from "/console/changes.js";
 
 const INTERVAL_MS = 2000;
 const SPANS_MS = [60000, 120000, 300000];
@@ -17,13 +18,9 @@ let paused = false;
 let lost = null;
 
 let groupless = null;
+let access = "no";
 
-async function ask(path) {
-  const response = await fetch(path, { signal: AbortSignal.timeout(15000) });
-  if (response.ok) return response.json();
-  const problem = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(problem.detail ?? `${path}: ${response.status}`), { status: response.status });
-}
+const ask = (path) => request(path).then((response) => response.json());
 
 /** `null` where there is no gateway group, which only a restart changes: such a process is asked once. */
 async function gatewayGroup(pid) {
@@ -67,20 +64,23 @@ async function state() {
   const plan = await ask("/v1/plan").catch((error) => error);
   const inFlight = await ask("/v1/inflight").catch((error) => error);
   const group = await gatewayGroup(status.pid);
+  access = status.accepts_changes;
+  const may = access !== "no";
   const { problems, body } = sections.health(status, inFlight, group);
   const show = (id, ...content) => render(at(`#${id} .body`), ...content);
   document.title = problems ? `nvmfd: ${plural(problems, "problem")}` : "nvmfd";
   render(at("#identity"), `${status.version}, ${status.provider}, process ${status.pid}, up ${age(status.uptime_s)}`);
   show("health", body);
-  show("served", sections.served(subsystems, hosts, listeners));
-  show("controllers", sections.controllers(controllers));
-  show("refused", sections.refused(why));
+  show("served", sections.served(subsystems, hosts, listeners, may));
+  show("controllers", sections.controllers(controllers, may));
+  show("refused", sections.refused(why, may));
   show("progress", sections.inFlight(inFlight));
   show("slow", sections.slow(slow));
   for (const node of document.querySelectorAll("#group, nav [href='#group']")) node.hidden = !group;
   show("group", sections.group(group));
   show("configuration", sections.configuration(status, changes, plan, past));
   show("memory", sections.memory(memory, status));
+  render(at("#access"), sections.access(access));
 }
 
 function link(error) {
@@ -136,6 +136,10 @@ at("#pause").addEventListener("click", () => {
   paused = !paused;
   at("#pause").setAttribute("aria-pressed", String(paused));
   link(null);
+});
+document.addEventListener("click", ({ target }) => {
+  const button = target.closest("button[data-action]");
+  if (button) open({ ...button.dataset }, access, () => state().then(() => link(null), link));
 });
 render(at("#stages"), sections.legend());
 render(at("#events .body"), h("p", { class: "hint" }, "None so far."));

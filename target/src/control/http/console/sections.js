@@ -1,6 +1,6 @@
 // What each section of the page has, made from responses of the interface.
 
-import { h, table, list, empty, name, prose, badge, time, age, bytes, count, duration, percent, plural, rate } from "/console/dom.js";
+import { h, table, list, empty, name, prose, badge, action, time, age, bytes, count, duration, percent, plural, rate } from "/console/dom.js";
 import { STAGES, MEANINGS } from "/console/rates.js";
 
 const DISCOVERY = "nqn.2014-08.org.nvmexpress.discovery";
@@ -102,10 +102,16 @@ export const reactors = (all) =>
   all.map((one) => [String(one.index), one.busy === null ? "–" : percent(one.busy), count(one.queues),
     `${bytes(one.data_bytes - one.data_free_bytes)} of ${bytes(one.data_bytes)}`, count(one.receives_free), count(one.waiting_for_buffer), count(one.slow)]));
 
-export function served(subsystems, hosts, listeners) {
+/** `may`: changes are accepted. */
+export function served(subsystems, hosts, listeners, may) {
   const known = new Map(hosts.map((host) => [host.nqn, host]));
-  const host = (nqn) => h("li", null, name(nqn),
-    known.get(nqn)?.has_key && [" ", badge("fair", "key")], known.get(nqn)?.controllers > 0 && [" ", badge("good", "connected")]);
+  const host = (nqn, subsystem) => h("li", null, name(nqn),
+    known.get(nqn)?.has_key && [" ", badge("fair", "key")], known.get(nqn)?.controllers > 0 && [" ", badge("good", "connected")],
+    may && [" ", action("Deny", `host ${nqn} in ${subsystem}`, "deny_host", { subsystem, host: nqn })]);
+  // What hosts have created, they delete.
+  const actions = ({ kind, subsystem, nsid, size_bytes }) => h("span", { class: "actions" }, kind !== "managed" && [
+    action("Resize", `namespace ${nsid} of ${subsystem}`, "resize_namespace", { subsystem, nsid, size: size_bytes }),
+    action("Remove", `namespace ${nsid} of ${subsystem}`, "remove_namespace", { subsystem, nsid })]);
   const namespace = (one) => [
     String(one.nsid), [one.kind, one.path && [" ", name(one.path)]], bytes(one.size_bytes), bytes(one.block_size_bytes),
     [state(one.state), one.detached && [" ", badge("bad", `file ${one.detached}`)],
@@ -113,42 +119,49 @@ export function served(subsystems, hosts, listeners) {
     count(one.failures),
     [one.read_only && "read-only", one.write_protected && "write-protected", `ANA group ${one.ana_group}`,
       one.hosts && `seen by ${plural(one.hosts.length, "host")}`].filter(Boolean).join(", "),
+    ...(may ? [actions(one)] : []),
   ];
-  const columns = [["NSID"], ["Backing store"], ["Size", "number"], ["Block", "number"], ["Health"], ["Failures", "number"], ["Properties"]];
+  const change = may ? [["Change"]] : [];
+  const columns = [["NSID"], ["Backing store"], ["Size", "number"], ["Block", "number"], ["Health"], ["Failures", "number"], ["Properties"], ...change];
   const subsystem = (one) => h("article", null,
     h("h3", null, name(one.nqn)),
     h("p", { class: "hint" }, `${plural(one.controllers, "controller")}, `, `up to ${one.io_queues} I/O queues of ${one.queue_depth} entries, ${bytes(one.mdts_bytes)} a command, serial ${one.serial}`,
       one.listeners.length > 0 && `, at ${one.listeners.length === 1 ? "listener" : "listeners"} ${one.listeners.join(", ")}`),
     one.namespaces.length ? table(`Namespaces of ${one.nqn}`, columns, one.namespaces.map(namespace)) : empty("No namespaces."),
     one.allow_any_host ? h("p", null, badge("fair", "any host"), " may connect.")
-      : one.hosts.length ? h("details", { open: one.hosts.length <= 8 }, h("summary", null, `${plural(one.hosts.length, "host")} may connect`), h("ul", null, one.hosts.map(host)))
-        : empty("No host may connect."));
+      : one.hosts.length ? h("details", { open: one.hosts.length <= 8 }, h("summary", null, `${plural(one.hosts.length, "host")} may connect`), h("ul", null, one.hosts.map((nqn) => host(nqn, one.nqn))))
+        : empty("No host may connect."),
+    may && h("p", { class: "actions" }, action("Add a namespace", `to ${one.nqn}`, "add_namespace", { subsystem: one.nqn }),
+      !one.allow_any_host && action("Allow a host", `in ${one.nqn}`, "allow_host", { subsystem: one.nqn })));
   const ana = (one) => Object.entries(one.ana).map(([group, what]) => `group ${group} ${what}`).join(", ") || "optimized";
   return [
-    table("Listeners", [["Listener"], ["Address"], ["ANA state"], ["Controllers", "number"]],
-      listeners.map((one) => [String(one.id), one.address, ana(one), count(one.controllers)])),
+    table("Listeners", [["Listener"], ["Address"], ["ANA state"], ["Controllers", "number"], ...change],
+      listeners.map((one) => [String(one.id), one.address, ana(one), count(one.controllers),
+        ...(may ? [action("Set ANA state", `at listener ${one.id}`, "set_ana", { listener: one.id, address: one.address })] : [])])),
     subsystems.length ? subsystems.map(subsystem) : empty("No subsystems are configured."),
   ];
 }
 
-export function controllers(all) {
+export function controllers(all, may) {
   if (!all.length) return empty("No host is connected.");
   const row = (one) => [name(one.host), one.source, one.subsystem === DISCOVERY ? "discovery" : name(one.subsystem), String(one.cntlid),
     [state(one.state), one.authenticated && [" ", badge("good", "authenticated")]],
-    `${one.io_queues} of ${one.granted_io_queues}`, String(one.queue_depth), age(one.connected_s), count(one.errors)];
+    `${one.io_queues} of ${one.granted_io_queues}`, String(one.queue_depth), age(one.connected_s), count(one.errors),
+    ...(may ? [action("Disconnect", `${one.host}, controller ${one.cntlid}`, "disconnect", { id: one.id, host: one.host })] : [])];
   return [
     table("Controllers", [["Host"], ["Address"], ["Subsystem"], ["CNTLID", "number"], ["State"], ["I/O queues", "number"],
-      ["Entries", "number"], ["Connected for", "number"], ["Failed commands", "number"]], all.slice(0, MOST_ROWS).map(row)),
+      ["Entries", "number"], ["Connected for", "number"], ["Failed commands", "number"], ...(may ? [["Change"]] : [])], all.slice(0, MOST_ROWS).map(row)),
     more(all, MOST_ROWS, "nvmfctl controllers"),
   ];
 }
 
-export function refused(all) {
+export function refused(all, may) {
   if (!all.length) return empty("No host was refused or has lost its connection.");
   const term = (title, value) => value && [h("dt", null, title), h("dd", null, value)];
   const one = (why) => h("article", { class: "refusal" },
     h("h3", null, prose(why.reason)),
-    h("p", { class: "remedy" }, h("strong", null, "Remedy: "), prose(why.remedy)),
+    h("p", { class: "remedy" }, h("strong", null, "Remedy: "), prose(why.remedy),
+      may && why.cause === "host-not-allowed" && [" ", action("Allow", `${why.host} in ${why.subsystem}`, "allow_host", { subsystem: why.subsystem, host: why.host })]),
     h("dl", null,
       term("Host", why.host && name(why.host)),
       term("Address", why.remote),
@@ -220,11 +233,11 @@ export function group(one) {
   ];
 }
 
-const requester = (uid) => (uid === null ? "" : `, user ${uid}`);
+const requester = (uid, by_token) => (uid !== null ? `, user ${uid}` : by_token ? ", by the token" : "");
 
 function past(all) {
   if (!all.length) return empty("None since the history begins.");
-  const one = (entry) => [time(entry.at_unix_s * 1000), requester(entry.uid), ": ", entry.requested.join("; "),
+  const one = (entry) => [time(entry.at_unix_s * 1000), requester(entry.uid, entry.by_token), ": ", entry.requested.join("; "),
     entry.differences.length > 0 && h("details", null, h("summary", null, plural(entry.differences.length, "difference")),
       h("pre", { tabindex: "0", "aria-label": "Differences of this change" }, entry.differences.join("\n")))];
   return [list(all.slice(0, MOST_RECENT).map(one)), more(all, MOST_RECENT, "nvmfctl history")];
@@ -264,6 +277,11 @@ export function memory(memory, status) {
     ["Resident", "as the kernel counts it, with code and libraries", memory.resident_bytes === null ? "not known" : bytes(memory.resident_bytes)],
   ]);
 }
+
+export const access = (access) => ({
+  yes: ["Changes take effect at once; ", h("code", null, "nvmfctl save"), " writes them to the configuration file."],
+  with_token: ["Changes at this address need the token of ", h("code", null, "http_token_file"), "."],
+}[access] ?? ["This address accepts no changes: forward the socket of the daemon, or set ", h("code", null, "http_token_file"), " in [management]."]);
 
 /** A chart over time. Series: {title, kind, values}, a value for each of `times` (ms), or null. */
 export function chart({ title, times, span, series, format, stacked }) {
