@@ -292,7 +292,7 @@ mistake() {
     3) COMMAND=(namespace add "$NQN" 900 --kind ram --size 4MiB --set nosuchkey=1) WORDS='nosuchkey' ;;
     4) COMMAND=(namespace resize "$NQN" 1 4000MiB) WORDS='ns1|shorter|smaller|larger' ;;
     5) COMMAND=(listener add 203.0.113.7) WORDS='203\.0\.113\.7' ;;
-    6) COMMAND=(subsystem add "$NQN" --any-host) WORDS='there is a subsystem .* already' ;;
+    6) COMMAND=(subsystem add "$NQN" --any-host) WORDS='subsystem .* exists already' ;;
     7) COMMAND=(host deny "$NQN" "$(host_name 77)") WORDS='is no host of|admits any host' ;;
     8) BROKEN=$good$'\nthis is not = [ toml' WORDS="toml:$(($(wc -l <<<"$good") + 1)):" ;;
     9)
