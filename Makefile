@@ -162,24 +162,26 @@ test-attach: packages build ## Exports of nvmf attach at full size, and a guest 
 	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/vm/vhost-user
 	$(SUDO) env NVMFD="$(NVMFD)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/vm/boot
 
+# The tools of Ceph leave their output non-blocking: it is a pipe of its own, because the next program that writes more than the pipe
+# takes would fail (`cat` did, and the output of guests was incomplete).
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
 images: build test-packages # Block devices on images of Ceph RBD, and a gateway group, on clusters that are started on this machine
 	@$(call install,$(CEPH_PACKAGES) curl)
 	@$(SUDO) env STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" \
-	  tests/ceph/run small
+	  tests/ceph/run small 2>&1 | cat
 
 test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
 	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2 jq strace)
 	@STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" DAEMON_TESTS="$$($(call tests_of,nvmfd))" NVMFD="$(NVMFD)" \
-	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run
+	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run 2>&1 | cat
 
 bench-cluster: build ## Measure an image of Ceph RBD through nvmfd beside fio with librbd
 	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio jq)
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/ceph/bench
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/ceph/bench 2>&1 | cat
 
 soak-cluster: build ## Three gateways with random faults, and a stock Linux host: make soak-cluster MINUTES=30
 	@$(call install,$(CEPH_PACKAGES) iproute2)
-	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl MINUTES="$(or $(MINUTES),30)" tests/ceph/soak
+	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl MINUTES="$(or $(MINUTES),30)" tests/ceph/soak 2>&1 | cat
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
