@@ -107,9 +107,12 @@ budgets: build test-packages # A command costs no more instructions than it may
 zones: build # Listeners at link-local IPv6 addresses on two links
 	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/zones/run
 
+# The server of Debian is not installed, which would start it.
 ssh: build # nvmfctl manages a target by SSH
-	@$(call install,openssh-client openssh-server)
-	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" tests/ssh/run
+	@$(call install,openssh-client libwrap0)
+	@[ -x "$(BUILD)"/sshd/usr/sbin/sshd ] || { mkdir -p "$(BUILD)/deb" && cd "$(BUILD)/deb" && rm -f openssh-server_*.deb && \
+	  apt-get -qq -o APT::Sandbox::User=root download openssh-server && dpkg-deb -x openssh-server_*.deb ../sshd; }
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" SSHD="$(BUILD)"/sshd/usr/sbin/sshd tests/ssh/run
 
 native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
 	@$(call install,libnbd-bin qemu-utils fio)
