@@ -28,9 +28,9 @@ use pcap_file::pcapng::{PcapNgBlock, PcapNgWriter};
 use pcap_file::{DataLink, PcapError};
 use tracing::{info, warn};
 
-use crate::soft::wire::header::{Bth, ICRC_BYTES};
-use crate::soft::wire::icrc::{Flow, gid};
-use crate::soft::wire::opcode::{Opcode, Operation};
+use crate::wire::header::{Bth, ICRC_BYTES};
+use crate::wire::icrc::{Flow, gid};
+use crate::wire::opcode::{Opcode, Operation};
 
 /// Maximum of packets queued between the two threads.
 const QUEUED: usize = 16 << 10;
@@ -340,9 +340,9 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use crate::capture::*;
-    use crate::soft::wire::header::{Extended, padding};
-    use crate::soft::wire::psn::{Psn, Qpn};
-    use crate::soft::wire::tx_packet::{Payload, TxPacket};
+    use crate::wire::header::{Extended, padding};
+    use crate::wire::psn::{Psn, Qpn};
+    use crate::wire::tx_packet::{Payload, TxPacket};
 
     fn flow(source: &str, destination: &str) -> Flow {
         let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 4791);

@@ -42,6 +42,7 @@ pub mod source;
 pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
+pub mod wire;
 pub mod zone;
 
 use std::io;

@@ -8,12 +8,12 @@ use rdma::soft::clock::Time;
 use rdma::soft::qp::memory_region::{Memory, Rights};
 use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
-use rdma::soft::wire::header::{
+use rdma::wire::header::{
     Bth, Extended, HeaderBytes, ICRC_BYTES, MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer,
     Syndrome, padding,
 };
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Psn, Qpn};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Psn, Qpn};
 use rdma::{Buf, Event, Pool, PoolPlan, Qp, RemoteRegion, Work};
 
 const MTU: u32 = 256;

@@ -15,10 +15,10 @@ use rdma::soft::Options;
 use rdma::soft::cm::mad::MadHeader;
 use rdma::soft::cm::message::{CmMessage, CmaHeader, DisconnectRequest, Request, service_id};
 use rdma::soft::endpoint::ROCE_PORT;
-use rdma::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
-use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Psn, Qpn};
+use rdma::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
+use rdma::wire::icrc::{Checker, Flow, Icrc, Verdict};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Psn, Qpn};
 use rdma::{Completion, Event, Fabric, Initiator, Qp, Reason, Work};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 

@@ -7,12 +7,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use rdma::soft::cm::mad::MAD_BYTES;
 use rdma::soft::cm::message::{CmMessage, CmaHeader, RejectReason, service_port};
-use rdma::soft::wire::header::{
-    Bth, GSI_QKEY, HeaderBytes, ICRC_BYTES, Nak, Packet, Syndrome, padding,
-};
-use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
-use rdma::soft::wire::opcode::{Opcode, Operation};
-use rdma::soft::wire::psn::{Msn, Psn, Qpn};
+use rdma::wire::header::{Bth, GSI_QKEY, HeaderBytes, ICRC_BYTES, Nak, Packet, Syndrome, padding};
+use rdma::wire::icrc::{Checker, Flow, Icrc, Verdict};
+use rdma::wire::opcode::{Opcode, Operation};
+use rdma::wire::psn::{Msn, Psn, Qpn};
 
 /// An IP packet that carries a RoCEv2 datagram.
 struct Ip<'a> {

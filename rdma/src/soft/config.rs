@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::qp::memory_region::Rights;
-use super::wire::header::RnrTimer;
-use super::wire::psn::Qpn;
 use crate::limits;
+use crate::wire::header::RnrTimer;
+use crate::wire::psn::Qpn;
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;

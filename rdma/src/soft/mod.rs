@@ -18,15 +18,18 @@ pub mod clock;
 pub mod cm;
 mod config;
 pub mod endpoint;
+mod gso_check;
+mod ipv4_id;
 mod link_log;
+mod lookup;
 mod provider;
 pub mod qp;
 #[cfg(any(test, feature = "testing"))]
 pub mod sim;
+mod source_port;
 pub mod stats;
 mod timer_heap;
 mod udp;
-pub mod wire;
 
 pub use config::{Options, ROCE_PORT};
 pub use provider::{Group, Soft};

@@ -27,12 +27,12 @@ use crate::soft::ROCE_PORT;
 use crate::soft::cm::connection::{ConnectRequest, Connection, LocalParameters, Phase, mtu_bytes};
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::cm::message::{RejectReason, Request};
-use crate::soft::wire::header::{
+use crate::wire::header::{
     Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Reth, Syndrome, padding,
 };
-use crate::soft::wire::icrc::Flow;
-use crate::soft::wire::opcode::{Headers, Opcode, Operation, Position};
-use crate::soft::wire::psn::{Msn, Psn, Qpn};
+use crate::wire::icrc::Flow;
+use crate::wire::opcode::{Headers, Opcode, Operation, Position};
+use crate::wire::psn::{Msn, Psn, Qpn};
 use crate::{Fault, Incoming, ReceivedWith, Region, Work};
 
 /// Path MTU for iWARP, which has none: the largest of InfiniBand.
@@ -328,8 +328,8 @@ mod tests {
     use crate::capture::Keep;
     use crate::pool::{Pool, PoolPlan};
     use crate::soft::cm::message::CmMessage;
-    use crate::soft::wire::header::Packet;
     use crate::verbs::capture::*;
+    use crate::wire::header::Packet;
     use crate::{Buf, Remote};
 
     /// Path MTU 1024; the numbers of requests wrap.

@@ -16,12 +16,12 @@ use rdma::soft::endpoint::Config;
 use rdma::soft::qp::memory_region::Rights;
 use rdma::soft::sim::{EndpointNetwork, Faults, Rng};
 use rdma::soft::stats::datagrams::{Counters, DatagramOutcome};
-use rdma::soft::wire::header::{
+use rdma::wire::header::{
     Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Nak, Packet, Syndrome,
 };
-use rdma::soft::wire::icrc::{Flow, Icrc};
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Psn, Qpn};
+use rdma::wire::icrc::{Flow, Icrc};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Psn, Qpn};
 use rdma::{Buf, Event, Pool, PoolPlan, Qp, QpLimits, Remote, RemoteRegion, Work};
 
 mod flood;

@@ -34,7 +34,7 @@ fn message(net: &mut EndpointNetwork, ends: (Qp, Qp), seed: u8) -> (Qpn, Psn) {
     let now = net.now();
     let trailer = transmit.outgoing.seal(&transmit.flow, 0, &payload);
     let bytes = [transmit.outgoing.header(), &payload, trailer.as_slice()].concat();
-    let bth = rdma::soft::wire::header::Packet::parse(&bytes).unwrap().bth;
+    let bth = rdma::wire::header::Packet::parse(&bytes).unwrap().bth;
     let Transmit { flow, .. } = transmit;
     let target = net.node(1);
     let region = target.pool.region();

@@ -22,10 +22,10 @@ use rdma::soft::endpoint::{Config, Endpoint, Transmit};
 use rdma::soft::qp::memory_region::Rights;
 use rdma::soft::sim::{EndpointNetwork, Faults, Rng};
 use rdma::soft::stats::datagrams::DatagramOutcome;
-use rdma::soft::wire::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
-use rdma::soft::wire::icrc::{Flow, Icrc};
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Msn, Psn, Qpn};
+use rdma::wire::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
+use rdma::wire::icrc::{Flow, Icrc};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Msn, Psn, Qpn};
 use rdma::{
     Buf, Event, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason, Remote, RemoteRegion, Work,
 };

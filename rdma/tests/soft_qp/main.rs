@@ -16,13 +16,13 @@ use rdma::soft::qp::memory_region::{Memory, Rights};
 use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
 use rdma::soft::stats::datagrams::DatagramOutcome;
-use rdma::soft::wire::header::{
+use rdma::wire::header::{
     Aeth, Bth, Credits, Deth, Extended, HeaderBytes, ICRC_BYTES, Nak, Packet, Reth, RnrTimer,
     Syndrome, padding,
 };
-use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Msn, Psn, Qpn};
+use rdma::wire::icrc::{Checker, Flow, Verdict};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Msn, Psn, Qpn};
 use rdma::{
     Buf, Completion, Event, Fault, Pool, PoolPlan, Qp, ReceivedWith, Remote, RemoteRegion, Work,
 };

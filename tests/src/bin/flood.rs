@@ -18,12 +18,10 @@ use rdma::soft::cm::message::{
 };
 use rdma::soft::endpoint::ROCE_PORT;
 use rdma::soft::sim::Rng;
-use rdma::soft::wire::header::{
-    Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet, padding,
-};
-use rdma::soft::wire::icrc::{Flow, Icrc};
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Psn, Qpn};
+use rdma::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet, padding};
+use rdma::wire::icrc::{Flow, Icrc};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Psn, Qpn};
 
 /// Sleep between bursts.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -22,9 +22,9 @@ use rdma::soft::cm::mad::MAD_BYTES;
 use rdma::soft::cm::message::{CmMessage, CmaHeader};
 use rdma::soft::endpoint::ROCE_PORT;
 use rdma::soft::sim::Rng;
-use rdma::soft::wire::header::{Bth, Packet};
-use rdma::soft::wire::icrc::{Flow, Icrc};
-use rdma::soft::wire::psn::Qpn;
+use rdma::wire::header::{Bth, Packet};
+use rdma::wire::icrc::{Flow, Icrc};
+use rdma::wire::psn::Qpn;
 
 sockopt_impl!(
     /// How the "don't fragment" bit is set.

@@ -10,10 +10,10 @@ use rdma::soft::cm::message::{CmMessage, CmaHeader, Request, service_id};
 use rdma::soft::endpoint::{Config, Endpoint, ROCE_PORT};
 use rdma::soft::qp::memory_region::Rights;
 use rdma::soft::sim::Rng;
-use rdma::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet};
-use rdma::soft::wire::icrc::Flow;
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::{Psn, Qpn};
+use rdma::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES, Packet};
+use rdma::wire::icrc::Flow;
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::{Psn, Qpn};
 use rdma::{Event, Pool, PoolPlan, Qp, QpLimits, Remote, RemoteRegion, Work};
 
 use super::bytes::Bytes;

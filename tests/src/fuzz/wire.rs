@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use rdma::soft::cm::mad::MAD_BYTES;
 use rdma::soft::cm::message::{CmMessage, CmaHeader};
-use rdma::soft::wire::header::{Bth, HeaderBytes, ICRC_BYTES, Packet};
-use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
+use rdma::wire::header::{Bth, HeaderBytes, ICRC_BYTES, Packet};
+use rdma::wire::icrc::{Checker, Flow, Icrc, Verdict};
 
 use super::bytes::Bytes;
 

@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 
 use rdma::soft::sim::{Datagram, Hook};
-use rdma::soft::wire::header::Bth;
-use rdma::soft::wire::icrc::{Flow, Icrc};
-use rdma::soft::wire::opcode::Opcode;
-use rdma::soft::wire::psn::Psn;
+use rdma::wire::header::Bth;
+use rdma::wire::icrc::{Flow, Icrc};
+use rdma::wire::opcode::Opcode;
+use rdma::wire::psn::Psn;
 
 rdma::named_enum! {
     /// A seeded bug.

@@ -16,9 +16,9 @@ use super::message::{
     RejectReason, Reply, Request, service_id,
 };
 use super::request_key::RequestKey;
-use crate::soft::wire::header::DEFAULT_PKEY;
-use crate::soft::wire::icrc::gid;
-use crate::soft::wire::psn::{Psn, Qpn};
+use crate::wire::header::DEFAULT_PKEY;
+use crate::wire::icrc::gid;
+use crate::wire::psn::{Psn, Qpn};
 
 /// Our response time in messages: 4.096 µs * 2^20, as Linux.
 const RESPONSE_CODE: u8 = 20;

@@ -9,7 +9,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::mad::{MAD_BYTES, MAD_HEADER_BYTES, MadHeader, piece};
-use crate::soft::wire::psn::{Psn, Qpn};
+use crate::wire::psn::{Psn, Qpn};
 
 /// The type of a field.
 trait Field: Sized {

@@ -14,11 +14,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::config::Config;
-use super::wire::lookup::Table;
-use super::wire::psn::Qpn;
+use super::lookup::Table;
 use crate::Source;
 use crate::limits::DISPLACEMENT;
 use crate::source::SourcePenalty;
+use crate::wire::psn::Qpn;
 use connection::{ConnectRequest, Connection, Phase};
 use request_handle::{RequestState, RequestUpdates, Token};
 use request_key::{RequestKey, RequestTable};

@@ -16,8 +16,8 @@ use crate::soft::cm::request_key::RequestKey;
 use crate::soft::cm::retransmit::{Due, Retry};
 use crate::soft::config::{Path, ROCE_PORT};
 use crate::soft::qp::{QueuePair, Settings, ecn};
-use crate::soft::wire::psn::{Psn, Qpn};
 use crate::source::SourceKey;
+use crate::wire::psn::{Psn, Qpn};
 use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
 /// Maximum of disconnect requests that are repeated until answered; further ones are sent once.

@@ -12,17 +12,17 @@ use crate::soft::clock::Time;
 use crate::soft::cm::connection::{Connection, is_marked_guid};
 use crate::soft::cm::request_handle::Token;
 use crate::soft::config::{Config, ROCE_PORT};
+use crate::soft::gso_check::{Arrivals, MOST_SEGMENTS, Places};
+use crate::soft::ipv4_id::{Judgement, LastId, Pair, Pairs};
 use crate::soft::qp::{Io, QueuePair, Settings, ecn};
+use crate::soft::source_port::SourcePort;
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::soft::timer_heap::TimerHeap;
-use crate::soft::wire::flow_crc::FlowCrc;
-use crate::soft::wire::gso_check::{Arrivals, MOST_SEGMENTS, Places};
-use crate::soft::wire::header::{Bth, Packet};
-use crate::soft::wire::icrc::{Checker, Flow, Verdict};
-use crate::soft::wire::ipv4_id::{Judgement, LastId, Pair, Pairs};
-use crate::soft::wire::opcode::Operation;
-use crate::soft::wire::source_port::SourcePort;
-use crate::soft::wire::tx_packet::TxPacket;
+use crate::wire::flow_crc::FlowCrc;
+use crate::wire::header::{Bth, Packet};
+use crate::wire::icrc::{Checker, Flow, Verdict};
+use crate::wire::opcode::Operation;
+use crate::wire::tx_packet::TxPacket;
 
 /// Consecutive packets that must contradict the first one about fragmentation before they are
 /// accepted.

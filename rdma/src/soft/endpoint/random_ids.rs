@@ -2,7 +2,7 @@
 //! it), and initial packet sequence numbers and transaction ids.
 
 use super::Endpoint;
-use crate::soft::wire::psn::{Psn, Qpn};
+use crate::wire::psn::{Psn, Qpn};
 
 impl Endpoint {
     /// An unused queue pair number that a packet filter steers to this endpoint.

@@ -474,10 +474,10 @@ mod tests {
     use crate::soft::cm::connection::{Connection, LocalParameters};
     use crate::soft::config::Config;
     use crate::soft::endpoint::receive::*;
-    use crate::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
-    use crate::soft::wire::icrc::{Flow, Icrc};
-    use crate::soft::wire::opcode::Opcode;
-    use crate::soft::wire::psn::{Psn, Qpn};
+    use crate::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
+    use crate::wire::icrc::{Flow, Icrc};
+    use crate::wire::opcode::Opcode;
+    use crate::wire::psn::{Psn, Qpn};
     use crate::{Pool, PoolPlan, QpLimits};
 
     fn pool() -> Pool {

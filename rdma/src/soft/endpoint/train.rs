@@ -12,10 +12,10 @@ use crate::soft::cm::connection::Phase;
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::qp::{Io, ecn};
 use crate::soft::stats::datagrams::{DatagramOutcome, OutcomeSet};
-use crate::soft::wire::header::{Bth, GSI_QKEY, Packet};
-use crate::soft::wire::icrc::{Flow, Verdict};
-use crate::soft::wire::opcode::Opcode;
-use crate::soft::wire::psn::Qpn;
+use crate::wire::header::{Bth, GSI_QKEY, Packet};
+use crate::wire::icrc::{Flow, Verdict};
+use crate::wire::opcode::Opcode;
+use crate::wire::psn::Qpn;
 use crate::{Qp, Region};
 
 /// Whether an address is a broadcast or multicast address: connections are between two hosts.

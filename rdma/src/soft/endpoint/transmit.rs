@@ -7,12 +7,12 @@ use super::Endpoint;
 use super::qp_context::QpContext;
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::qp::Io;
-use crate::soft::wire::flow_crc::FlowCrc;
-use crate::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY};
-use crate::soft::wire::icrc::Flow;
-use crate::soft::wire::opcode::Opcode;
-use crate::soft::wire::psn::Qpn;
-use crate::soft::wire::tx_packet::{Payload, TxPacket};
+use crate::wire::flow_crc::FlowCrc;
+use crate::wire::header::{Bth, Deth, Extended, GSI_QKEY};
+use crate::wire::icrc::Flow;
+use crate::wire::opcode::Opcode;
+use crate::wire::psn::Qpn;
+use crate::wire::tx_packet::{Payload, TxPacket};
 use crate::{Qp, Region};
 
 /// One datagram to send.

@@ -11,10 +11,10 @@
 //!   every round trip, and cannot reduce the window below two packets.
 
 use crate::soft::clock::Time;
-use crate::soft::wire::header::{Bth, Extended};
-use crate::soft::wire::opcode::Opcode;
-use crate::soft::wire::psn::{Psn, Qpn};
-use crate::soft::wire::tx_packet::{Payload, TxPacket};
+use crate::wire::header::{Bth, Extended};
+use crate::wire::opcode::Opcode;
+use crate::wire::psn::{Psn, Qpn};
+use crate::wire::tx_packet::{Payload, TxPacket};
 
 /// The two bits of the type of service that are explicit congestion notification.
 const ECN: u8 = 3;

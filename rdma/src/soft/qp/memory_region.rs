@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::Window;
-use crate::soft::wire::tx_packet::Place;
+use crate::wire::tx_packet::Place;
 use crate::{Buf, Region, RemoteRegion};
 
 /// Access rights of a peer to a queue pair or to memory.

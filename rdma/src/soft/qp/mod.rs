@@ -30,10 +30,10 @@ use super::qp::requester::{Requester, Wqe};
 use super::qp::responder::{Outcome, Responder};
 use super::stats::datagrams::DatagramOutcome;
 use super::stats::link_errors::{LinkError, LinkErrorCounts};
-use super::wire::header::{Packet, RnrTimer};
-use super::wire::opcode::Operation;
-use super::wire::psn::{Psn, Qpn};
-use super::wire::tx_packet::{Payload, TxPacket};
+use crate::wire::header::{Packet, RnrTimer};
+use crate::wire::opcode::Operation;
+use crate::wire::psn::{Psn, Qpn};
+use crate::wire::tx_packet::{Payload, TxPacket};
 use crate::{Buf, Completion, Event, Fault, Qp, ReceivedWith, Region, Tag, Work};
 
 /// Bytes of writes after which later ones do not overtake a send: two trains.
@@ -74,7 +74,7 @@ pub struct Settings {
     /// Reads that may be outstanding: at most what the peer answers. 0 counts as 1.
     pub reads: u8,
     /// The peer is of this implementation: it keeps out-of-order packets, and both report them by
-    /// [`super::wire::opcode::Opcode::SelectiveAcknowledge`].
+    /// [`crate::wire::opcode::Opcode::SelectiveAcknowledge`].
     pub selective: bool,
     /// Bytes requested by one read request; longer reads are split.
     pub read_bytes: u32,
@@ -507,8 +507,8 @@ impl QueuePair {
 #[cfg(test)]
 mod tests {
     use crate::soft::qp::*;
-    use crate::soft::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES};
-    use crate::soft::wire::opcode::Opcode;
+    use crate::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES};
+    use crate::wire::opcode::Opcode;
     use crate::{Pool, PoolPlan};
 
     const ACK_DELAY: Duration = Duration::from_micros(50);

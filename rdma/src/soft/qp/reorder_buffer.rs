@@ -5,7 +5,7 @@
 //! A queue pair may use an eighth of all entries, and not more than are still free: if many use as
 //! much as they can get, others still find some.
 
-use crate::soft::wire::header::{ICRC_BYTES, Packet};
+use crate::wire::header::{ICRC_BYTES, Packet};
 
 /// A queue pair may use one part in this many of the capacity.
 const SHARES: u32 = 8;

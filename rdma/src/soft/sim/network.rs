@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use crate::Region;
 use crate::soft::config::ROCE_PORT;
 use crate::soft::endpoint::{Endpoint, QueuedPacket};
+use crate::soft::gso_check::MOST_SEGMENTS;
 use crate::soft::qp::ecn;
 use crate::soft::udp::steered;
 use crate::soft::udp::train::{MOST_GATHERED, TrainItem, Trains};
-use crate::soft::wire::gso_check::MOST_SEGMENTS;
-use crate::soft::wire::icrc::train_identification;
+use crate::wire::icrc::train_identification;
 
 /// A small pseudorandom number generator (xorshift64*, Marsaglia and Vigna). Its numbers are
 /// predictable.

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use crate::soft::wire::header::{Nak, Syndrome};
+use crate::wire::header::{Nak, Syndrome};
 
 crate::named_enum! {
     /// A kind of link error: its name in statistics is of lower case, with underscores.

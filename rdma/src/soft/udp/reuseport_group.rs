@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::config::Options;
-use super::super::wire::ipv4_id::Pairs;
+use super::super::ipv4_id::Pairs;
 use super::port_users::refuse_another;
 use super::socket::{Bound, SocketError};
 use super::sockopt::Steering;

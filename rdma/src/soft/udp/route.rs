@@ -8,9 +8,9 @@ use nix::sys::socket::{getsockopt, setsockopt, sockopt as known};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::super::cm::mad::MAD_BYTES;
-use super::super::wire::header::{Bth, ICRC_BYTES};
 use super::sockopt::{MtuDiscover, MtuDiscoverV6, MtuV6};
 use crate::ZonedIp;
+use crate::wire::header::{Bth, ICRC_BYTES};
 use crate::zone::is_link_local;
 
 const UDP_HEADER_BYTES: usize = 8;

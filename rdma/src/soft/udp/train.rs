@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use crate::soft::endpoint::{Endpoint, QueuedPacket};
-use crate::soft::wire::gso_check::MOST_SEGMENTS;
+use crate::soft::gso_check::MOST_SEGMENTS;
 
 /// Maximum of datagrams that are sorted at once.
 pub(crate) const MOST_GATHERED: usize = 256;

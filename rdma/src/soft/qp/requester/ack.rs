@@ -4,8 +4,8 @@ use super::scoreboard::{Evidence, TOLERANCE};
 use super::{ENDLESS, Requester};
 use crate::soft::clock::{Time, ns_of};
 use crate::soft::qp::Io;
-use crate::soft::wire::header::{Aeth, Nak, Packet, Syndrome};
-use crate::soft::wire::opcode::Operation;
+use crate::wire::header::{Aeth, Nak, Packet, Syndrome};
+use crate::wire::opcode::Operation;
 use crate::{Fault, Work};
 
 impl Requester {
@@ -252,9 +252,9 @@ mod tests {
     use crate::soft::qp::requester::ack::*;
     use crate::soft::qp::tests::settings;
     use crate::soft::qp::{QueuePair, Settings};
-    use crate::soft::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES};
-    use crate::soft::wire::opcode::Opcode;
-    use crate::soft::wire::psn::{Msn, Psn, Qpn};
+    use crate::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES};
+    use crate::wire::opcode::Opcode;
+    use crate::wire::psn::{Msn, Psn, Qpn};
     use crate::{Pool, PoolPlan, Qp, Work};
 
     /// The bytes of an acknowledgement of packet `psn`.

@@ -6,8 +6,8 @@
 //! Adapters implement this; `rdma_rxe` reports no limit, and neither do we: NVMe never has more
 //! messages in flight than the other end has receives, and a limit that is too low costs time.
 
-use crate::soft::wire::header::Credits as Code;
-use crate::soft::wire::psn::Msn;
+use crate::wire::header::Credits as Code;
+use crate::wire::psn::Msn;
 
 /// End-to-end credits reported by the peer.
 #[derive(Debug, Default)]

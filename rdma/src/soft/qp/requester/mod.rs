@@ -46,8 +46,8 @@ use super::responder::packets_of;
 use super::{Io, Settings};
 use crate::soft::clock::{Time, ns_of};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
-use crate::soft::wire::psn::{Psn, Qpn};
-use crate::soft::wire::tx_packet::TxPacket;
+use crate::wire::psn::{Psn, Qpn};
+use crate::wire::tx_packet::TxPacket;
 use crate::{Buf, Fault, Work};
 
 use congestion_window::CongestionWindow;

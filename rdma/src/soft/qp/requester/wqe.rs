@@ -1,9 +1,9 @@
 //! Work queue elements and their packets (IBTA volume 1, 9.4 "Transport Functions").
 
-use crate::soft::wire::header::{Bth, Extended, Reth, SingleExt};
-use crate::soft::wire::opcode::Opcode;
-use crate::soft::wire::psn::{Psn, Qpn};
-use crate::soft::wire::tx_packet::{Payload, TxPacket};
+use crate::wire::header::{Bth, Extended, Reth, SingleExt};
+use crate::wire::opcode::Opcode;
+use crate::wire::psn::{Psn, Qpn};
+use crate::wire::tx_packet::{Payload, TxPacket};
 use crate::{Tag, Work};
 
 /// One posted work request (work queue element).

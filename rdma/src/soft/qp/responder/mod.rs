@@ -13,10 +13,10 @@ use super::memory_region::{Denied, Memory, Rights};
 use super::{Io, Settings};
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::soft::stats::link_errors::LinkErrorCounts;
-use crate::soft::wire::header::{MAX_MESSAGE_BYTES, Nak, Packet, RnrTimer, Syndrome, padding};
-use crate::soft::wire::opcode::{Headers, Operation};
-use crate::soft::wire::psn::{Msn, Psn, Qpn};
-use crate::soft::wire::tx_packet::TxPacket;
+use crate::wire::header::{MAX_MESSAGE_BYTES, Nak, Packet, RnrTimer, Syndrome, padding};
+use crate::wire::opcode::{Headers, Operation};
+use crate::wire::psn::{Msn, Psn, Qpn};
+use crate::wire::tx_packet::TxPacket;
 use crate::{Buf, Fault, ReceivedWith, Tag, Work};
 
 use out_of_order::{OutOfOrder, ReorderOutcome};

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use crate::soft::qp::reorder_buffer::ReorderBuffer;
-use crate::soft::wire::header::Packet;
+use crate::wire::header::Packet;
 
 /// Marks a missing packet.
 const NONE: u32 = u32::MAX;
@@ -120,9 +120,9 @@ impl OutOfOrder {
 #[cfg(test)]
 mod tests {
     use crate::soft::qp::responder::out_of_order::*;
-    use crate::soft::wire::header::Bth;
-    use crate::soft::wire::opcode::Opcode;
-    use crate::soft::wire::psn::{Psn, Qpn};
+    use crate::wire::header::Bth;
+    use crate::wire::opcode::Opcode;
+    use crate::wire::psn::{Psn, Qpn};
 
     fn packet(psn: u32) -> Packet<'static> {
         let bth = Bth::new(Opcode::SendOnly, Qpn::new(5), Psn::new(psn));

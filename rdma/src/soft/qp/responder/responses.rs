@@ -13,10 +13,10 @@ use super::out_of_order::OutOfOrder;
 use super::packets_of;
 use crate::soft::qp::memory_region::{Denied, Memory, Rights};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
-use crate::soft::wire::header::{Aeth, Bth, Extended, Nak, Packet, Reth, SingleExt, Syndrome};
-use crate::soft::wire::opcode::{Opcode, Position};
-use crate::soft::wire::psn::{Msn, Psn, Qpn};
-use crate::soft::wire::tx_packet::{Payload, TxPacket};
+use crate::wire::header::{Aeth, Bth, Extended, Nak, Packet, Reth, SingleExt, Syndrome};
+use crate::wire::opcode::{Opcode, Position};
+use crate::wire::psn::{Msn, Psn, Qpn};
+use crate::wire::tx_packet::{Payload, TxPacket};
 
 /// Action after a response was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

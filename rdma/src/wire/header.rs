@@ -550,7 +550,7 @@ pub const fn padding(len: usize) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use crate::soft::wire::header::*;
+    use crate::wire::header::*;
     use proptest::prelude::*;
 
     #[test]

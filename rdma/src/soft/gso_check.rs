@@ -17,7 +17,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use super::psn::Psn;
+use crate::wire::psn::Psn;
 
 /// Maximum of datagrams in one train: the limit of the kernel (`UDP_MAX_SEGMENTS`, before 6.9).
 pub(crate) const MOST_SEGMENTS: usize = 64;
@@ -128,7 +128,7 @@ impl Segments {
 
 #[cfg(test)]
 mod tests {
-    use crate::soft::wire::gso_check::*;
+    use crate::soft::gso_check::*;
 
     /// A train of four leaves, of which the peer reports the first `have` as received.
     fn train(places: &mut Places, start: &mut Psn, have: u32) -> Arrivals {

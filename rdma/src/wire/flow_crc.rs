@@ -128,7 +128,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use crate::soft::wire::flow_crc::*;
+    use crate::wire::flow_crc::*;
 
     fn address() -> impl Strategy<Value = SocketAddr> {
         let v4 = any::<u32>().prop_map(|bits| IpAddr::V4(Ipv4Addr::from_bits(bits)));

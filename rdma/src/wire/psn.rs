@@ -142,7 +142,7 @@ impl Msn {
 
 #[cfg(test)]
 mod tests {
-    use crate::soft::wire::psn::*;
+    use crate::wire::psn::*;
     use proptest::prelude::*;
 
     #[test]

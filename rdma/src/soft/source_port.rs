@@ -12,7 +12,7 @@
 //! between, each of which is exactly the expected one, or the next after such. To forge these takes
 //! as many guesses of queue pair and packet number as for any protocol of this kind, 2^48.
 
-use super::psn::Psn;
+use crate::wire::psn::Psn;
 
 /// Number of packets after which another port is accepted.
 const AGREED: u8 = 4;
@@ -61,7 +61,7 @@ impl SourcePort {
 
 #[cfg(test)]
 mod tests {
-    use crate::soft::wire::source_port::*;
+    use crate::soft::source_port::*;
 
     #[test]
     fn a_new_source_port_is_accepted_after_four_expected_packets() {

@@ -33,7 +33,7 @@
 //! packet in 2^16 is not detected, so the check is as strong as TCP's. But not at random: some
 //! changes of a single byte look like another identification in packets of every length. The
 //! solution *is* the identification, so it is compared with those that the sender uses
-//! (`soft/wire/ipv4_id.rs`), which detects these changes, and adds seven bits to the check.
+//! (`soft/ipv4_id.rs`), which detects these changes, and adds seven bits to the check.
 //!
 //! The basis is kept reduced (each vector has a leading bit that no other vector has), so the check
 //! is sixteen conditional XORs; the reduced bases are cached by length. IPv6 has no such field:
@@ -376,7 +376,7 @@ fn power_of_x(mut n: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use crate::soft::wire::icrc::*;
+    use crate::wire::icrc::*;
     use proptest::prelude::*;
 
     fn flow(v6: bool) -> Flow {

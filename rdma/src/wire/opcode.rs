@@ -302,7 +302,7 @@ impl Opcode {
 
 #[cfg(test)]
 mod tests {
-    use crate::soft::wire::opcode::*;
+    use crate::wire::opcode::*;
 
     #[test]
     fn every_code_finds_its_own_row_and_nothing_else_is_known() {

@@ -1,10 +1,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::soft::ipv4_id::*;
 use crate::soft::sim::Rng;
-use crate::soft::wire::header::Bth;
-use crate::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
-use crate::soft::wire::ipv4_id::*;
+use crate::wire::header::Bth;
+use crate::wire::icrc::{Checker, Flow, Icrc, Verdict};
 
 /// A sender that counts as Linux does.
 struct Linux {
@@ -223,11 +223,11 @@ fn packets(capture: &[u8]) -> Vec<(u32, &[u8])> {
 #[test]
 fn packets_of_recorded_sessions_are_plausible() {
     let captures: [&[u8]; 5] = [
-        include_bytes!("../../../../tests/golden/linux-6.1-session-mtu4096.pcap"),
-        include_bytes!("../../../../tests/golden/linux-6.12-session.pcap"),
-        include_bytes!("../../../../tests/golden/linux-6.12-events.pcap"),
-        include_bytes!("../../../../tests/golden/linux-6.12-loss.pcap"),
-        include_bytes!("../../../../tests/golden/userspace-target.pcap"),
+        include_bytes!("../../../tests/golden/linux-6.1-session-mtu4096.pcap"),
+        include_bytes!("../../../tests/golden/linux-6.12-session.pcap"),
+        include_bytes!("../../../tests/golden/linux-6.12-events.pcap"),
+        include_bytes!("../../../tests/golden/linux-6.12-loss.pcap"),
+        include_bytes!("../../../tests/golden/userspace-target.pcap"),
     ];
     let mut judged = 0;
     for (nth, capture) in captures.into_iter().enumerate() {
@@ -274,7 +274,7 @@ fn crc_misses_exactly_the_known_changes_of_byte_93() {
                     let last = LastId { count: 0x1234, at_ms: 7 };
                     assert!(last.next(id, last.limit(7)).is_none(), "{mask:02x} of {bytes}");
                     assert!(
-                        usize::from(id) >= crate::soft::wire::gso_check::MOST_SEGMENTS,
+                        usize::from(id) >= crate::soft::gso_check::MOST_SEGMENTS,
                         "our own kind"
                     );
                 }
