@@ -9,7 +9,7 @@ use nvmfd::core::auth::exchange::Exchange;
 use nvmfd::core::message::{Mailbox, Message, Sender, mailbox};
 use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
-use nvmfd::core::sched::offload::{AuthJob, Job, Work};
+use nvmfd::core::sched::offload::{AuthJob, BoxedTask, Job};
 use tempfile::TempDir;
 
 use super::{is_closing, send_heavy};
@@ -42,7 +42,7 @@ impl Busy {
         let run = Box::new(move || {
             let _ = to.send(Message::Authenticated { key, ticket, worked: job.run() });
         });
-        Job::Authenticate(AuthJob { source, ticket, run: Work(run) })
+        Job::Authenticate(AuthJob { source, ticket, run: BoxedTask(run) })
     }
 
     fn ends(self) {

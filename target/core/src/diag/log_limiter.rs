@@ -40,11 +40,11 @@ impl<'a> IntoIterator for &'a Totals {
 /// Rate limit of log lines by cause, on one reactor.
 #[derive(Debug, Default)]
 pub struct CauseLog {
-    causes: Vec<LogEntry>,
+    causes: Vec<CauseLines>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct LogEntry {
+struct CauseLines {
     line: LogInterval,
     /// Refusals since the last line that were not logged.
     more: u64,
@@ -70,7 +70,7 @@ impl CauseLog {
 
     /// Counts a cause. Returns true if it is to be logged now.
     fn count(&mut self, cause: Cause, now: Instant) -> bool {
-        self.causes.resize(Cause::COUNT, LogEntry::default());
+        self.causes.resize(Cause::COUNT, CauseLines::default());
         let entry = &mut self.causes[cause as usize];
         entry.total += 1;
         // The count before it is logged first, by `overdue`.
@@ -98,7 +98,7 @@ impl CauseLog {
     /// A cause that occurred more often than it was logged, a while ago, and how often; to be
     /// called until there is none.
     fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
-        let is_due = |entry: &mut LogEntry| entry.more > 0 && entry.line.is_due(now, QUIET);
+        let is_due = |entry: &mut CauseLines| entry.more > 0 && entry.line.is_due(now, QUIET);
         let at = self.causes.iter_mut().position(is_due)?;
         Some((Cause::ALL[at], std::mem::take(&mut self.causes[at].more)))
     }

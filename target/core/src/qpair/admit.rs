@@ -9,7 +9,7 @@ use rdma::{Buf, Pool};
 use super::buffers::{self, BufferShare, DATA_FOR_ADMIN_BYTES, Want, free_for_io};
 use super::rate_limits::bytes_moved;
 use super::request::{State, WaitReason};
-use super::{Io, QueuePair};
+use super::{Io, QueuePair, lba_status};
 use crate::sched::buffers::{BufferDemand, DeviceSlot, NsIndex, TryAlloc};
 use crate::subsystem::rate_limit::Grant;
 use nvmfd_blockdev::DeviceId;
@@ -49,6 +49,19 @@ impl QueuePair {
             entry.device = None;
         }
         buf
+    }
+
+    /// Admits the response to a Get LBA Status whose search has ended.
+    pub(super) fn admit_lba_status(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        match lba_status::response(entry, &self.conn.role, io) {
+            Ok(plan) => {
+                entry.plan = plan;
+                entry.enter(State::Waiting(WaitReason::Buffers));
+                self.admit(slot, io);
+            }
+            Err(status) => self.complete(slot, Err(status), io),
+        }
     }
 
     /// As [`QueuePair::admit`], for a Read or a Write that limits let begin and that cannot start at

@@ -20,7 +20,7 @@ use crate::controller::association::{Association, next_id};
 use crate::diag::cause::Cause;
 use crate::message::Message;
 use crate::registry::Admitted;
-use crate::sched::offload::{self, AuthJob, Work};
+use crate::sched::offload::{self, AuthJob, BoxedTask};
 
 /// Authentication of the host of a queue pair.
 #[derive(Debug, Default)]
@@ -199,7 +199,7 @@ impl Authentication {
         self.task = Some((ticket, slot));
         requests[slot].enter(State::Offloaded);
         let source = conn.remote.ip().into();
-        let job = offload::Job::Authenticate(AuthJob { source, ticket, run: Work(run) });
+        let job = offload::Job::Authenticate(AuthJob { source, ticket, run: BoxedTask(run) });
         let given = io.shared.offload.submit(job);
         if let (false, Some(exchange)) = (given, &mut self.exchange) {
             exchange.reject(io.now);

@@ -18,6 +18,7 @@ use crate::controller::association::ErrorRecord;
 use crate::sched::DrainBarrier;
 use crate::sched::abort::AbortToken;
 use crate::stats::Stage;
+use nvmfd_blockdev::IoCompletion;
 
 impl QueuePair {
     /// Completes a command; a failure is recorded in the error log of the host, and its status has
@@ -270,6 +271,19 @@ impl QueuePair {
         if entry.state() != State::Free && entry.posted == 0 {
             self.set_free(slot, io);
         }
+    }
+
+    /// Ends a command that waits for its range lock, and has done nothing yet. The wait may take as
+    /// long as a device hangs.
+    pub(super) fn end_waiting(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        let Some((_, op)) = self.locks.take_waiting(entry) else { return };
+        // As if the device had returned it.
+        entry.enter(State::AtDevice);
+        self.requests.outstanding += 1;
+        let tag = self.requests.tag(slot);
+        let done = IoCompletion { tag, buf: op.into_buf(), outcome: Err(status) };
+        self.on_disk(slot, done, io);
     }
 
     /// Frees the slot of a command that has ended and holds no buffers any more.

@@ -15,7 +15,8 @@ use super::request::{State, WaitReason};
 use super::role::QueueRole;
 use super::unflushed;
 use super::{
-    Io, QueuePair, bad_blocks, features, fused, log_page, offload, range_lock, sgl_transfer,
+    Io, QueuePair, bad_blocks, features, fused, lba_status, log_page, offload, range_lock,
+    sgl_transfer,
 };
 use crate::command::copy::Job;
 use crate::command::{Plan, SQE_BYTES, Source, io as rules};
@@ -135,7 +136,12 @@ impl QueuePair {
                 let order = (what.clone(), made.clone());
                 offload::namespace(&mut self.requests, slot, order, role, io)
             }
-            Plan::LbaStatus(_) => return self.search_allocated(slot, io),
+            Plan::LbaStatus(_) => {
+                match lba_status::search_job(&mut self.requests, slot, role, io) {
+                    Some(job) => job,
+                    None => return self.admit_lba_status(slot, io),
+                }
+            }
             // `Plan::Mend` was replaced by its inner plan when the command was decided.
             _ => return,
         };
@@ -374,7 +380,7 @@ impl QueuePair {
                 let made = made.nsid().into();
                 self.complete(slot, Ok(made), io);
             }
-            Plan::LbaStatus(_) => self.respond_lba_status(slot, io),
+            Plan::LbaStatus(_) => self.admit_lba_status(slot, io),
             // The worker has executed the first step.
             Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
                 Some(&backing) => self.submit(slot, backing, Some(IoRequest::Flush), io),
@@ -652,19 +658,6 @@ impl QueuePair {
         fused::separate(&mut self.requests, [slot, half]);
         self.end_waiting(slot, fused::FAILED, io);
         self.complete(half, Err(status), io);
-    }
-
-    /// Ends a command that waits for its range lock, and has done nothing yet. The wait may take as
-    /// long as a device hangs.
-    pub(super) fn end_waiting(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
-        let entry = &mut self.requests[slot];
-        let Some((_, op)) = self.locks.take_waiting(entry) else { return };
-        // As if the device had returned it.
-        entry.enter(State::AtDevice);
-        self.requests.outstanding += 1;
-        let tag = self.requests.tag(slot);
-        let done = IoCompletion { tag, buf: op.into_buf(), outcome: Err(status) };
-        self.on_disk(slot, done, io);
     }
 
     /// Submits a job to a worker. Its outcome is reported like that of a device: until then the

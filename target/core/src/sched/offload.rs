@@ -160,11 +160,11 @@ pub struct NamespaceJob {
 }
 
 /// What a worker executes.
-pub struct Work(pub Box<dyn FnOnce() + Send>);
+pub struct BoxedTask(pub Box<dyn FnOnce() + Send>);
 
-impl fmt::Debug for Work {
+impl fmt::Debug for BoxedTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Work")
+        f.write_str("BoxedTask")
     }
 }
 
@@ -176,7 +176,7 @@ pub struct SearchJob {
     /// The host: hosts take turns.
     pub host: HostId,
     /// Executes it, if the connection is still open, and notifies the poll group.
-    pub run: Work,
+    pub run: BoxedTask,
 }
 
 /// The computation of an authentication, which takes milliseconds.
@@ -187,5 +187,5 @@ pub struct AuthJob {
     /// A number that no other job has ever had.
     pub ticket: u64,
     /// Executes it, and notifies the poll group.
-    pub run: Work,
+    pub run: BoxedTask,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::core::sched::offload::Work;
+use crate::core::sched::offload::BoxedTask;
 use crate::worker::search::*;
 
 /// A search that ends when the sender is used or dropped, and tells its number when it begins.
@@ -13,7 +13,7 @@ fn job(device: u32, host: u8, number: u32, began: &Sender<u32>) -> (SearchJob, S
         began.send(number).unwrap();
         let _ = ends.recv();
     });
-    (SearchJob { device: DeviceId(device), host: [host; 16], run: Work(run) }, end)
+    (SearchJob { device: DeviceId(device), host: [host; 16], run: BoxedTask(run) }, end)
 }
 
 #[test]

@@ -38,9 +38,9 @@ use hold_time::HoldTimes;
 pub use hold_time::is_prompt;
 use per_device::DeviceShares;
 pub use per_device::DeviceSlot;
-use round_robin::{Round, RoundRobin};
+use round_robin::{RoundRobin, Unchecked};
 pub use starvation::Starved;
-use starvation::{Claimant, StarvationGuard};
+use starvation::{StarvationGuard, StarvedCommand};
 use tenant::Tenant;
 
 /// Namespaces of an association that are counted separately, by their ids, and devices likewise; of
@@ -443,7 +443,7 @@ impl BufferScheduler {
 
     /// Returns a starved admin command, or a starved command of the next share after the last one
     /// that would be permitted buffers.
-    fn next_claimant(&self, room: &PoolState) -> Option<Claimant> {
+    fn next_claimant(&self, room: &PoolState) -> Option<StarvedCommand> {
         if let Some(waiter) = self.admin.iter().find(|it| it.claims) {
             return Some((None, *waiter));
         }
@@ -524,7 +524,7 @@ impl BufferScheduler {
     }
 
     /// Removes the next share with queued commands from its list.
-    fn next_share(&mut self, round: &mut Round, room: &PoolState) -> Option<u32> {
+    fn next_share(&mut self, round: &mut Unchecked, room: &PoolState) -> Option<u32> {
         let BufferScheduler { turns, shares, hold_times, .. } = self;
         turns.next(round, |number| {
             let share = shares.get(number as usize);

@@ -13,7 +13,7 @@ pub(super) struct RoundRobin {
 
 /// Associations of each list that have not been checked yet.
 #[derive(Clone, Copy)]
-pub(super) struct Round {
+pub(super) struct Unchecked {
     prompt: usize,
     slow: usize,
 }
@@ -73,15 +73,15 @@ impl RoundRobin {
     }
 
     /// Begins a round, in which each is checked once.
-    pub(super) fn round(&self) -> Round {
-        Round { prompt: self.prompt.len(), slow: self.slow.len() }
+    pub(super) fn round(&self) -> Unchecked {
+        Unchecked { prompt: self.prompt.len(), slow: self.slow.len() }
     }
 
     /// Removes the next one of a round. `is_limited`: whether the first slow one has to wait, and with it all
     /// others.
     pub(super) fn next(
         &mut self,
-        round: &mut Round,
+        round: &mut Unchecked,
         is_limited: impl FnOnce(u32) -> bool,
     ) -> Option<u32> {
         let slow = self.slow.front().filter(|number| round.slow > 0 && !is_limited(**number));

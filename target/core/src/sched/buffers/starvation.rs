@@ -31,7 +31,7 @@ pub enum Starved {
 }
 
 /// A starved command, and the share in whose queue it waits; none: an admin command.
-pub(super) type Claimant = (Option<u32>, QueuedCommand);
+pub(super) type StarvedCommand = (Option<u32>, QueuedCommand);
 
 #[derive(Debug, Default)]
 pub(super) struct StarvationGuard {
@@ -40,7 +40,7 @@ pub(super) struct StarvationGuard {
     /// There is no hold until then.
     none_until: Option<Instant>,
     /// The command for which a part is set aside.
-    claimant: Option<Claimant>,
+    claimant: Option<StarvedCommand>,
     /// Until when that part is set aside.
     aside_until: Option<Instant>,
     /// Present time for which a part is set aside.
@@ -87,12 +87,12 @@ impl StarvationGuard {
     }
 
     /// Returns the command for which a part is set aside, if that suffices.
-    pub(super) fn ready(&self, room: &PoolState) -> Option<Claimant> {
+    pub(super) fn ready(&self, room: &PoolState) -> Option<StarvedCommand> {
         self.claimant.filter(|(_, waiter)| u64::from(waiter.block_bytes) <= room.aside_bytes)
     }
 
     /// Returns the command whose time with a part set aside is over without success.
-    pub(super) fn unserved(&self, now: Instant) -> Option<Claimant> {
+    pub(super) fn unserved(&self, now: Instant) -> Option<StarvedCommand> {
         self.claimant.filter(|_| self.aside_until.is_none_or(|until| now >= until))
     }
 
@@ -114,7 +114,7 @@ impl StarvationGuard {
 
     /// Checks whether another part of the pool is to be set aside; for `next`, if there is no
     /// command yet.
-    pub(super) fn look(&mut self, now: Instant, next: Option<Claimant>) -> Starved {
+    pub(super) fn look(&mut self, now: Instant, next: Option<StarvedCommand>) -> Starved {
         let is_new = self.claimant.is_none();
         if is_new {
             let Some((share, waiter)) = next else {
