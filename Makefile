@@ -22,6 +22,11 @@ PACKAGES := gcc libc6-dev
 # What tests ask besides: tshark for what is on the wire; headers that types are compared with; jq, fio and valgrind for measuring;
 # scripts run under each awk; file systems with reflinks.
 TEST_PACKAGES := tshark libibverbs-dev librdmacm-dev pkg-config jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox xfsprogs btrfs-progs
+CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
+NATIVE_PACKAGES := libnbd-bin qemu-utils fio
+MDNS_PACKAGES := avahi-daemon avahi-utils dbus iproute2
+CONSOLE_PACKAGES := chromium-headless-shell fonts-dejavu-core
+SSH_PACKAGES := openssh-client libwrap0
 # The bindgen of rdma-sys reads headers with libclang 14 or 15 alone. Only `layouts` needs it.
 LIBCLANG_PATH ?= $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
 
@@ -39,7 +44,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets native zones ssh client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets side-by-side all-test-packages native zones ssh client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -61,10 +66,21 @@ build: programs ## Build everything: build/release/nvmfd, nvmfctl, nvmf
 	$(CARGO) build --release -p tests
 	@echo "built $(NVMFD)"
 
+# BUILT: they are built already, and cargo, which may build something else beside, need not be waited for.
 programs: # The programs alone: a third of the work
-	$(CARGO) build --release -p nvmfd -p initiator
+	$(if $(BUILT),,$(CARGO) build --release -p nvmfd -p initiator)
 
-test: test-packages guest-kernel format lint test-programs unit layouts some-mutants doc build budgets native zones ssh client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
+test: all-test-packages guest-kernel format lint test-programs unit programs side-by-side guests ## Everything that has to pass before a change is merged
+
+# At once, because each installation takes a while by itself.
+all-test-packages:
+	@$(call install,$(PACKAGES) $(TEST_PACKAGES) $(CEPH_PACKAGES) curl $(NATIVE_PACKAGES) $(MDNS_PACKAGES) $(CONSOLE_PACKAGES) $(SSH_PACKAGES))
+
+# What waits more than it computes, beside what compiles. The targets of the first command use the same addresses; some-mutants copies
+# what cargo has built, so it begins before layouts.
+side-by-side: all-test-packages programs
+	@tests/side_by_side "$(MAKE) BUILT=yes native zones ssh client mdns monitoring" "$(MAKE) BUILT=yes images layouts doc" \
+	  "$(MAKE) some-mutants budgets console-test"
 
 guest-kernel: # That of the guests is compiled beside what comes before them; where this fails, `guests` says why
 	@-$(SUDO) tests/vm/vm --kind uml setup --background
@@ -84,8 +100,9 @@ test-programs: packages # What tests run is compiled, and so is the kernel of th
 	$(CARGO) test --workspace --no-run --quiet
 	@-$(SUDO) tests/vm/vm --kind uml setup
 
+# They wait for a third of their time.
 unit: test-packages # Tests on this machine
-	@export TEST_PROGRAMS="$(BUILD)"/debug; if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	@export TEST_PROGRAMS="$(BUILD)"/debug NEXTEST_TEST_THREADS=$$(($$(nproc) * 3 / 2)); if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
 	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace -E 'test(/^uring::tests::/) - test(/entries::|registered_file_slot/)'; \
 	else \
@@ -104,42 +121,42 @@ doc: packages # The documentation builds, every link leads somewhere
 budgets: build test-packages # A command costs no more instructions than it may
 	COST="$(BUILD)"/release/instruction_count tests/bench/budgets
 
-zones: build # Listeners at link-local IPv6 addresses on two links
+zones: programs # Listeners at link-local IPv6 addresses on two links
 	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/zones/run
 
 # The server of Debian is not installed, which would start it.
-ssh: build # nvmfctl manages a target by SSH
-	@$(call install,openssh-client libwrap0)
+ssh: programs # nvmfctl manages a target by SSH
+	@$(call install,$(SSH_PACKAGES))
 	@[ -x "$(BUILD)"/sshd/usr/sbin/sshd ] || { mkdir -p "$(BUILD)/deb" && cd "$(BUILD)/deb" && rm -f openssh-server_*.deb && \
 	  apt-get -qq -o APT::Sandbox::User=root download openssh-server && dpkg-deb -x openssh-server_*.deb ../sshd; }
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" SSHD="$(BUILD)"/sshd/usr/sbin/sshd tests/ssh/run
 
-native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
-	@$(call install,libnbd-bin qemu-utils fio)
+native: programs # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
+	@$(call install,$(NATIVE_PACKAGES))
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged | tee "$(BUILD)"/demo.txt
 	tests/demo/record --compare demo "$(BUILD)"/demo.txt
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach-demo | tee "$(BUILD)"/demo-attach.txt
 	tests/demo/record --compare attach "$(BUILD)"/demo-attach.txt
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach
 
-client: build # A client that is generated from the OpenAPI document uses the management interface
+client: programs # A client that is generated from the OpenAPI document uses the management interface
 	@python3 -c 'import ensurepip' 2>/dev/null || { $(call install,python3-venv); }
 	NVMFD="$(NVMFD)" tests/client/run "$(BUILD)"
 
-mdns: build # Avahi finds the discovery service by multicast DNS
-	@$(call install,avahi-daemon avahi-utils dbus iproute2)
+mdns: programs # Avahi finds the discovery service by multicast DNS
+	@$(call install,$(MDNS_PACKAGES))
 	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/mdns/run
 
 test-stas: build ## nvme-stas of Debian 13 finds a target by multicast DNS and connects it, in a guest
 	@$(call install,debootstrap)
 	$(SUDO) env NVMFD="$(NVMFD)" tests/mdns/stas "$(BUILD)"
 
-monitoring: build test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
+monitoring: programs test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" PROMETHEUS="$(BUILD)"/prometheus tests/monitoring/run
 
 # Three of the pictures are in docs/src.
 console-test: build ## The console in a headless Chromium: make console-test PICTURES=DIRECTORY takes pictures too
-	@$(call install,chromium-headless-shell fonts-dejavu-core)
+	@$(call install,$(CONSOLE_PACKAGES))
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" CONSOLE_TEST="$(BUILD)/release/console_test" \
 	  PICTURES="$(PICTURES)" tests/demo/unprivileged console
 
@@ -157,7 +174,7 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 # The second ublk has the CPUs that User-Mode Linux lacks.
 test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
 	@$(call install,debootstrap e2fsprogs xfsprogs qemu-system-x86)
-	@$(call install,libnbd-bin qemu-utils fio)
+	@$(call install,$(NATIVE_PACKAGES))
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/demo/unprivileged attach
 	$(GUEST) ROUNDS="$(or $(ROUNDS),10)" tests/vm/judge --kind uml --logs "$(BUILD)"/vm-logs/attach attach ublk
 	$(GUEST) ROUNDS="$(or $(ROUNDS),10)" NVMFD_VM_RELEASE=bookworm-backports NVMFD_VM_SMP=2 tests/vm/judge --kind qemu \
@@ -167,8 +184,7 @@ test-attach: packages build ## Exports of nvmf attach at full size, and a guest 
 
 # The tools of Ceph leave their output non-blocking: it is a pipe of its own, because the next program that writes more than the pipe
 # takes would fail (`cat` did, and the output of guests was incomplete).
-CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
-images: build test-packages # Block devices on images of Ceph RBD, and a gateway group, on clusters that are started on this machine
+images: programs test-packages # Block devices on images of Ceph RBD, and a gateway group, on clusters that are started on this machine
 	@$(call install,$(CEPH_PACKAGES) curl)
 	@$(SUDO) env STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" \
 	  tests/ceph/run small 2>&1 | cat
