@@ -76,11 +76,11 @@ test: all-test-packages guest-kernel format lint test-programs unit programs sid
 all-test-packages:
 	@$(call install,$(PACKAGES) $(TEST_PACKAGES) $(CEPH_PACKAGES) curl $(NATIVE_PACKAGES) $(MDNS_PACKAGES) $(CONSOLE_PACKAGES) $(SSH_PACKAGES))
 
-# What waits more than it computes, beside what compiles. The targets of the first command use the same addresses; some-mutants copies
-# what cargo has built, so it begins before layouts.
+# What waits more than it computes, beside what compiles. The targets of the first command use the same addresses, those of the second
+# the same build directory.
 side-by-side: all-test-packages programs
-	@tests/side_by_side "$(MAKE) BUILT=yes native zones ssh client mdns monitoring" "$(MAKE) BUILT=yes images layouts doc" \
-	  "$(MAKE) some-mutants budgets console-test"
+	@tests/side_by_side "$(MAKE) BUILT=yes images native zones ssh client mdns monitoring" "$(MAKE) some-mutants layouts doc" \
+	  "$(MAKE) budgets console-test"
 
 guest-kernel: # That of the guests is compiled beside what comes before them; where this fails, `guests` says why
 	@-$(SUDO) tests/vm/vm --kind uml setup --background
