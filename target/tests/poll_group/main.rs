@@ -481,6 +481,26 @@ fn connections_are_displaced_only_after_confirmation_or_its_timeout() {
     world.end();
 }
 
+/// Requests with its address were 300 a second, and closed its connection before its Connect arrived.
+#[test]
+fn a_host_whose_address_is_forged_has_time_for_its_connect() {
+    let mut world = World::new();
+    world.confirms = false;
+    let ask = |world: &mut World| {
+        world.now += Duration::from_millis(40);
+        let qp = world.ask(1).unwrap();
+        (qp, world.settle())
+    };
+    let forged: Vec<_> = (0..4).map(|_| ask(&mut world).0).collect();
+    let (own, displaced) = ask(&mut world);
+    assert_eq!(displaced, [forged[0].0]);
+    world.confirm(own);
+    assert_eq!(ask(&mut world).1, [forged[1].0]);
+    assert_eq!(ask(&mut world).1, [forged[2].0]);
+    assert_eq!(ask(&mut world).1, [own.0], "it had its time");
+    world.end();
+}
+
 #[test]
 fn the_addresses_of_an_ipv6_subnet_are_one_source() {
     let mut world = World::new();

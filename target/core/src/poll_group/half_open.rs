@@ -10,7 +10,9 @@
 //! others wait in a fair queue over sources, and the count is repeated only when a connection has closed
 //! or a deadline has passed. A connection that its host has confirmed is closed before one that it has
 //! not, which has [`CONFIRMATION`] for that: only confirmed connections are charged to their source
-//! ([`rdma::source::SourcePenalty`]), and a busy reactor would read the confirmation too late.
+//! ([`rdma::source::SourcePenalty`]), and a busy reactor would read the confirmation too late. But one
+//! that was confirmed just now is closed last: its host is about to send its Connect, and others may
+//! forge its address.
 //!
 //! The number of connections without confirmation is bounded by [`limits`], whatever they hold.
 
@@ -25,9 +27,10 @@ use rdma::{FabricHints, Incoming, Qp, Source};
 use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::message::PlacedRequest;
-use crate::qpair::RECEIVES_FOR_ADMIN;
+use crate::qpair::{QueuePair, RECEIVES_FOR_ADMIN};
 
-/// How long a host has to confirm a connection before it may be displaced.
+/// How long a host has to confirm a connection before it may be displaced; and to send its Connect, while
+/// others are displaced instead.
 const CONFIRMATION: Duration = Duration::from_millis(100);
 /// Connections that are opened within [`DISPLACEMENT`], at most: on an adapter each costs system
 /// calls, and commands of others wait meanwhile.
@@ -58,9 +61,28 @@ impl Share {
 /// Order in which connections are displaced.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Oldest {
-    unconfirmed: bool,
+    rank: Rank,
     opened: Instant,
     qp: Qp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Confirmed,
+    Unconfirmed,
+    NewConfirmed,
+    NewUnconfirmed,
+}
+
+impl Rank {
+    fn of(queue: &QueuePair, now: Instant) -> Rank {
+        match (now < queue.opened() + CONFIRMATION, queue.is_confirmed()) {
+            (false, true) => Rank::Confirmed,
+            (false, false) => Rank::Unconfirmed,
+            (true, true) => Rank::NewConfirmed,
+            (true, false) => Rank::NewUnconfirmed,
+        }
+    }
 }
 
 /// Resources of a reactor that connections hold, each counted by the resource of which it holds the
@@ -98,8 +120,8 @@ impl Census {
                 true => census.closing += weight,
                 false => {
                     share.open += weight;
-                    let (unconfirmed, opened) = (!queue.is_confirmed(), queue.opened());
-                    let this = Oldest { unconfirmed, opened, qp: queue.qp() };
+                    let (rank, opened) = (Rank::of(queue, lent.now), queue.opened());
+                    let this = Oldest { rank, opened, qp: queue.qp() };
                     let first = |oldest: Option<_>| Some(oldest.map_or(this, |at| this.min(at)));
                     share.oldest = first(share.oldest);
                     if queue.is_half_open() {
@@ -201,7 +223,8 @@ impl PollGroup {
         let Some(oldest) = oldest.or_else(|| census.oldest_half_open(source)) else {
             return Ok(());
         };
-        let ripe = if oldest.unconfirmed { oldest.opened + CONFIRMATION } else { lent.now };
+        let is_new = oldest.rank == Rank::NewUnconfirmed;
+        let ripe = if is_new { oldest.opened + CONFIRMATION } else { lent.now };
         let until = self.next_displacement.max(ripe);
         if lent.now < until {
             return Err(until);
