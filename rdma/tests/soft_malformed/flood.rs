@@ -38,6 +38,8 @@ struct Flood {
     /// Messages to addresses beyond what came from them; none in a constant flood.
     unsolicited: u64,
     flooded: bool,
+    /// Whether the host is there.
+    started: bool,
     /// Datagrams in flight, with their receivers.
     flights: Vec<(usize, Sample)>,
     /// When the host began to connect.
@@ -56,8 +58,9 @@ impl Flood {
         net.add(address(BYSTANDER), host_config(), plan()).unwrap();
         net.node(TARGET).endpoint.listen(target_address());
         let (now, balance, flights) = (net.now(), HashMap::new(), Vec::new());
-        let (unsolicited, flooded, since, qp, waits) = (0, true, None, None, Vec::new());
-        Flood { net, now, balance, unsolicited, flooded, flights, since, qp, waits }
+        let (unsolicited, flooded, started, since, qp) = (0, true, true, None, None);
+        let waits = Vec::new();
+        Flood { net, now, balance, unsolicited, flooded, started, flights, since, qp, waits }
     }
 
     /// A request of the flood arrives.
@@ -67,6 +70,9 @@ impl Flood {
     }
 
     fn deliver(&mut self, index: usize, datagram: &Sample) {
+        if index == BYSTANDER && !self.started {
+            return;
+        }
         let ((from, to), node) = (datagram.way, self.net.node(index));
         node.endpoint.handle(self.now, from, to, 0, &datagram.bytes, node.pool.region());
         match index {
@@ -117,7 +123,9 @@ impl Flood {
             node.endpoint.handle_timeout(self.now, node.pool.region());
         }
         self.serve_target();
-        self.serve_host();
+        if self.started {
+            self.serve_host();
+        }
         for index in [TARGET, BYSTANDER] {
             let node = self.net.node(index);
             let region = node.pool.region();
@@ -206,6 +214,24 @@ fn flood_with_the_hosts_own_address(sources: u64, a_second: u64) {
     assert!(longest < Duration::from_secs(2), "{said}");
     let pending = world.since.is_none_or(|since| world.now - since < Duration::from_secs(2));
     assert!(pending, "{said}");
+}
+
+/// Challenges of a host that is not there yet are not answered.
+#[test]
+fn a_host_that_starts_amid_a_flood_with_its_own_address_connects() {
+    let mut world = Flood::new(wanted("SEED", 1));
+    (world.flooded, world.started) = (false, false);
+    let mut dice = Rng::new(wanted("SEED", 1) ^ 3);
+    for tick in 0..1600 {
+        // 300 a second.
+        if tick % 20 < 3 {
+            world.request(&request_of(address(BYSTANDER), &mut dice));
+        }
+        world.started |= tick >= 600;
+        world.tick();
+    }
+    let first = world.waits.first().copied();
+    assert!(first.is_some_and(|first| first < Duration::from_millis(250)), "{first:?}");
 }
 
 #[test]

@@ -86,6 +86,7 @@ pub(super) struct Challenge {
     /// Reserved with the challenge: were the turn to displace a connection taken with the answer, all
     /// requests challenged before the first answer would be challenged for nothing.
     pub(super) room: Room,
+    pub(super) since: Instant,
 }
 
 /// Room for a half-open connection.
@@ -224,6 +225,30 @@ impl ConnectionManager {
             self.displaced.extend(comm);
         }
         true
+    }
+
+    /// Whether a source may be challenged once more. Challenges that were sent before the owner of a
+    /// forged address was there stay unanswered, and must not keep it out for their timeout.
+    pub(super) fn may_challenge(&self, now: Instant, source: Source, most: usize) -> bool {
+        let oldest = self.challenges.oldest(source).map(|(_, challenge)| challenge.since);
+        self.challenges.count_of(source) < most
+            || oldest.is_some_and(|since| since + UNDISTURBED <= now)
+    }
+
+    /// Adds a challenge until `until`; a source that has `most` loses its oldest.
+    pub(super) fn add_challenge(&mut self, challenge: Challenge, most: usize, until: Instant) {
+        let (key, name) = (challenge.request.key(), challenge.names.0);
+        let source = challenge.request.from.into();
+        if self.challenges.count_of(source) >= most
+            && let Some((oldest, _)) = self.challenges.oldest(source)
+            && let Some(displaced) = self.challenges.remove(&oldest)
+        {
+            self.challenges_by_name.remove(&displaced.names.0);
+        }
+        self.challenges_by_name.insert(name, key);
+        if let Some((_, displaced)) = self.challenges.insert(key, challenge, Some(until)) {
+            self.challenges_by_name.remove(&displaced.names.0);
+        }
     }
 
     /// Takes the turn to displace a connection, if that is needed; the next turn is later.

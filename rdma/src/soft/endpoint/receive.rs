@@ -290,7 +290,7 @@ impl Endpoint {
         let (source, most) = (request.from.into(), self.config.half_open_per_source);
         let is_challenged = self.manager.unverified >= self.config.unverified;
         // What a source has not answered yet bounds one that does answer as well.
-        let has_too_many = is_challenged && self.manager.challenges.count_of(source) >= most;
+        let has_too_many = is_challenged && !self.manager.may_challenge(now, source, most);
         let room = self.manager.room(now, source, most).filter(|_| !has_too_many);
         let Some(room) = room else {
             self.manager.note_flood(now);
@@ -318,13 +318,9 @@ impl Endpoint {
         self.manager.reserve(now, room);
         // No connection of the peer has the second one but by chance.
         let names = (self.random_comm(), (self.entropy)() as u32);
-        let (key, challenge) = (request.key(), Challenge { request, names, room });
-        self.manager.challenges_by_name.insert(names.0, key);
-        if let Some((_, displaced)) =
-            self.manager.challenges.insert(key, challenge, Some(now + CHALLENGE_TIMEOUT))
-        {
-            self.manager.challenges_by_name.remove(&displaced.names.0);
-        }
+        let challenge = Challenge { request, names, room, since: now };
+        let most = self.config.half_open_per_source;
+        self.manager.add_challenge(challenge, most, now + CHALLENGE_TIMEOUT);
         self.send_challenge(now, &request, names);
     }
 
