@@ -175,6 +175,22 @@ fn the_source_with_most_unidentified_connections_is_displaced_first() {
     world.end();
 }
 
+/// A flood from many sources leaves connections that send no Connect.
+#[test]
+fn connections_without_connect_are_displaced_before_those_of_other_sources() {
+    let mut world = World::new();
+    assert_eq!((world.ask(1), world.ask(1)), (Some(Qp(0)), Some(Qp(1))));
+    world.now += Duration::from_millis(993);
+    for number in 2..6 {
+        assert_eq!(world.ask(2), Some(Qp(number)));
+    }
+    assert_eq!(world.ask(3), Some(Qp(6)));
+    assert_eq!(world.settle(), [2], "after 999 ms: the second source has the most");
+    assert_eq!(world.ask(4), Some(Qp(7)));
+    assert_eq!(world.settle(), [0], "after 1 s");
+    world.end();
+}
+
 /// What was closed came home while nobody asked. The clock lets the next one in, not something
 /// that happens to come.
 #[test]

@@ -3,8 +3,9 @@
 //! Any peer can hold receives and a queue pair until the Connect deadline, or for as long as it likes as a
 //! host of discovery or of a subsystem that admits any host. So what such connections hold of the
 //! receives and queue pairs that named hosts leave is bounded: half for one source, three quarters for
-//! all. At that limit the oldest connection of the source that holds the most is closed, so that a host
-//! that completes its next step within a round trip is served amid a flood.
+//! all. At that limit the oldest connection without a Connect for [`IDLE`] is closed, or else the oldest
+//! of the source that holds the most, so that a host that completes its next step within a round trip is
+//! served amid a flood, and soon after one.
 //!
 //! The cost of a request is bounded as well. Connections are counted for one request at a time: the
 //! others wait in a fair queue over sources, and the count is repeated only when a connection has closed
@@ -32,6 +33,9 @@ use crate::qpair::{QueuePair, RECEIVES_FOR_ADMIN};
 /// How long a host has to confirm a connection before it may be displaced; and to send its Connect, while
 /// others are displaced instead.
 const CONFIRMATION: Duration = Duration::from_millis(100);
+/// How long a connection without a Connect may hold what others need. What a flood from many sources
+/// leaves would otherwise be theirs until the Connect deadline.
+const IDLE: Duration = Duration::from_secs(1);
 /// Connections that are opened within [`DISPLACEMENT`], at most: on an adapter each costs system
 /// calls, and commands of others wait meanwhile.
 const MOST_OPENED: u32 = 8;
@@ -48,14 +52,23 @@ struct Share {
     excess: u32,
     /// The oldest of them that is open: a confirmed one, if there is any.
     oldest: Option<Oldest>,
+    /// The oldest of those without a Connect for [`IDLE`].
+    idle: Option<Oldest>,
     /// Number of those that are not confirmed, and the oldest of them.
     half_open: usize,
     oldest_half_open: Option<Oldest>,
 }
 
 impl Share {
-    const NONE: Share =
-        Share { held: 0, open: 0, excess: 0, oldest: None, half_open: 0, oldest_half_open: None };
+    const NONE: Share = Share {
+        held: 0,
+        open: 0,
+        excess: 0,
+        oldest: None,
+        idle: None,
+        half_open: 0,
+        oldest_half_open: None,
+    };
 }
 
 /// Order in which connections are displaced.
@@ -124,6 +137,9 @@ impl Census {
                     let this = Oldest { rank, opened, qp: queue.qp() };
                     let first = |oldest: Option<_>| Some(oldest.map_or(this, |at| this.min(at)));
                     share.oldest = first(share.oldest);
+                    if queue.association().is_none() && opened + IDLE <= lent.now {
+                        share.idle = first(share.idle);
+                    }
                     if queue.is_half_open() {
                         share.half_open += 1;
                         share.oldest_half_open = first(share.oldest_half_open);
@@ -171,14 +187,17 @@ impl Census {
         crowded.and_then(|share| share.oldest_half_open)
     }
 
-    /// Returns the source that holds the most, and more than it was promised; of several the one
-    /// with the oldest connection.
-    fn largest(&self) -> Option<Source> {
-        let shares = self.shares.iter().filter_map(|(source, share)| {
-            let opened = share.oldest?.opened;
-            (share.excess > 0).then_some((*source, (share.excess, Reverse(opened))))
-        });
-        shares.max_by_key(|(_, rank)| *rank).map(|(source, _)| source)
+    /// Returns the connection to close for one of another source, of sources that hold more than
+    /// they were promised: the oldest without a Connect for [`IDLE`], or else that of the source
+    /// which holds the most; of several the one with the oldest connection.
+    fn oldest(&self) -> Option<Oldest> {
+        let shares = || self.shares.values().filter(|share| share.excess > 0);
+        let idle = shares().filter_map(|share| share.idle).min();
+        let largest = || {
+            let oldest = shares().filter_map(|share| Some((share.excess, share.oldest?)));
+            oldest.max_by_key(|(excess, oldest)| (*excess, Reverse(oldest.opened)))
+        };
+        idle.or_else(|| largest().map(|(_, oldest)| oldest))
     }
 }
 
@@ -212,14 +231,12 @@ impl PollGroup {
         if is_short && census.closing > 0 {
             return Err(lent.now + DISPLACEMENT);
         }
-        let own = census.shares.get(&source).map_or(0, |share| share.excess);
-        let crowded = match own >= left / 2 && own > 0 {
-            true => Some(source),
-            false if is_short || census.open >= left / 4 * 3 => census.largest(),
-            false => None,
+        let own = census.shares.get(&source);
+        let oldest = match own.filter(|own| own.excess > 0 && own.excess >= left / 2) {
+            Some(own) => own.oldest,
+            None if is_short || census.open >= left / 4 * 3 => census.oldest(),
+            None => None,
         };
-        let share = crowded.and_then(|source| census.shares.get(&source));
-        let oldest = share.and_then(|share| share.oldest);
         let Some(oldest) = oldest.or_else(|| census.oldest_half_open(source)) else {
             return Ok(());
         };
