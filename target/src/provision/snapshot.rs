@@ -25,6 +25,10 @@ use crate::plural;
 /// How long changes of hosts wait for earlier ones: a device that hangs must not stop others.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// How long the connection of a controller that its host has shut down is waited for: `nvme
+/// disconnect` ends before that arrives.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A namespace in a file that can be copied.
 #[derive(Debug)]
@@ -124,18 +128,26 @@ impl<'a> FileNamespace<'a> {
     }
 
     fn refuse_connects(&self, force: bool) -> Result<ConnectBarrier<'_>, ReflinkError> {
-        let refusing = self.shared.registry.refuse_connects(&self.nqn, force);
-        refusing.map_err(|(host, count)| {
-            let sentence = format!(
-                "{} of hosts on {}, one of {host}: what they have in memory would be written over \
-                 the snapshot",
-                plural::count(count, "controller"),
-                self.nqn
-            );
-            let remedy = "unmount and disconnect there first; `--force` only if nothing of the \
-                          namespace is in use";
-            ReflinkError::new(sentence, remedy)
-        })
+        let began = Instant::now();
+        let hosts = loop {
+            match self.shared.registry.refuse_connects(&self.nqn, force) {
+                Ok(barrier) => return Ok(barrier),
+                Err(hosts) if hosts.any_ready || began.elapsed() >= DISCONNECT_TIMEOUT => {
+                    break hosts;
+                }
+                Err(_) => sleep(DISCONNECT_POLL_INTERVAL),
+            }
+        };
+        let sentence = format!(
+            "{} of hosts on {}, one of {}: what they have in memory would be written over the \
+             snapshot",
+            plural::count(hosts.controllers, "controller"),
+            self.nqn,
+            hosts.one
+        );
+        let remedy = "unmount and disconnect there first; `--force` only if nothing of the \
+                      namespace is in use";
+        Err(ReflinkError::new(sentence, remedy))
     }
 
     /// Syncs its file, then locks it against changes.

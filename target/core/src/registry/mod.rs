@@ -37,7 +37,7 @@ use crate::subsystem::reservation::{HostId, Reservation};
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
 
 pub use connect::{Admitted, ConnectContext, OpenQueue};
-pub use connect_barrier::ConnectBarrier;
+pub use connect_barrier::{ConnectBarrier, ConnectedHosts};
 pub use discovery::PeerListener;
 pub use hosts::HostKey;
 use hosts::Hosts;

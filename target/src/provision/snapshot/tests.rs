@@ -55,12 +55,29 @@ fn a_host_that_connects_during_a_rollback_is_refused_and_may_retry() {
         let error = rolling.join().unwrap().unwrap_err();
         assert!(error.sentence.contains("missing"), "{error}");
     });
+}
+
+/// `nvme disconnect` ends when the controller is shut down, before its connection is closed here.
+#[test]
+fn a_rollback_is_refused_for_a_host_and_waits_for_one_that_disconnects() {
+    let directory = tempdir().unwrap();
+    let (provisioner, _) = provisioner(&config(directory.path(), 4096, ""));
+    let (shared, monitor, device) = served(&provisioner);
+    let file = FileNamespace::new(&shared, nqn(), 1, device).unwrap();
+    let snapshot = directory.path().join("missing");
+    let roll_back = || file.roll_back(&monitor, &snapshot, false).unwrap_err();
     let host = connect(&shared.registry).unwrap().association;
-    let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
-    assert!(error.sentence.starts_with("1 controller of hosts on"), "{error}");
-    shared.registry.admin_closed(&host);
-    let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
-    assert!(error.sentence.contains("missing"), "{error}");
+    host.set_ready(true);
+    assert!(roll_back().sentence.starts_with("1 controller of hosts on"));
+    host.set_ready(false);
+    std::thread::scope(|scope| {
+        let rolling = scope.spawn(roll_back);
+        sleep(DISCONNECT_POLL_INTERVAL * 3);
+        assert!(!rolling.is_finished());
+        shared.registry.admin_closed(&host);
+        let error = rolling.join().unwrap();
+        assert!(error.sentence.contains("missing"), "{error}");
+    });
 }
 
 /// The new size is that of the file before.
