@@ -90,7 +90,7 @@ format: # The code is formatted
 
 lint: packages # No warning, with and without the provider verbs
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p rdma -p nvmfd -p initiator --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 	@tree=$$($(CARGO) tree -p nvmfd -p initiator -e normal,build,features); \
 	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
 
