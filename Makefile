@@ -27,8 +27,8 @@ NATIVE_PACKAGES := libnbd-bin qemu-utils fio
 MDNS_PACKAGES := avahi-daemon avahi-utils dbus iproute2
 CONSOLE_PACKAGES := chromium-headless-shell fonts-dejavu-core
 SSH_PACKAGES := openssh-client libwrap0
-# The bindgen of rdma-sys reads headers with libclang 14 or 15 alone. Only `layouts` needs it.
-LIBCLANG_PATH ?= $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
+# Of Debian 12. The bindgen of rdma-sys reads headers with libclang 14 or 15 alone, and only `layouts` needs it.
+LIBCLANG_PACKAGES := libclang1-14 libclang-common-14-dev
 
 # Installs those of some Debian packages that are missing.
 define install
@@ -111,9 +111,12 @@ unit: test-packages # Tests on this machine
 	fi
 
 layouts: test-packages # Types and functions of rdma-core are those of rdma-sys
-	@if ls "$(LIBCLANG_PATH)"/libclang*.so* >/dev/null 2>&1; then set -x; \
-	  LIBCLANG_PATH="$(LIBCLANG_PATH)" $(CARGO) test -p rdma --lib --features layout-test verbs::ffi::tests::layout; \
-	else echo "layouts: not compared with rdma-sys: there is no libclang 14 or 15 (Debian 12: libclang-14-dev)"; fi
+	@find_libclang() { ls -d "$${LIBCLANG_PATH:-/usr/lib/llvm-14/lib}"/libclang{,-14}.so* /usr/lib/llvm-15/lib/libclang{,-15}.so* 2>/dev/null || true; }; \
+	if [ -z "$$(find_libclang)" ] && apt-cache show $(LIBCLANG_PACKAGES) >/dev/null 2>&1; then $(call install,$(LIBCLANG_PACKAGES)); fi; \
+	mapfile -t found < <(find_libclang); \
+	if [ $${#found[@]} -gt 0 ]; then set -x; \
+	  LIBCLANG_PATH="$${found[0]%/*}" $(CARGO) test -p rdma --lib --features layout-test verbs::ffi::tests::layout; \
+	else echo "layouts: not compared with rdma-sys: there is no libclang 14 or 15"; fi
 
 doc: packages # The documentation builds, every link leads somewhere
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
