@@ -255,6 +255,11 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     fn displace(&mut self) -> Option<(K, V)> {
         let (_, _, source) = *self.ranks.last()?;
+        self.remove_oldest(source)
+    }
+
+    /// Removes the oldest entry of `source`.
+    pub(crate) fn remove_oldest(&mut self, source: Source) -> Option<(K, V)> {
         self.remove_at(self.shares.get(&source)?.oldest)
     }
 

@@ -196,9 +196,7 @@ impl ConnectionManager {
     }
 
     fn may_displace(&self, now: Instant, source: Source, most: usize) -> bool {
-        let oldest = self.half_open.oldest(source).and_then(|(_, half)| half.since);
-        self.half_open.count_of(source) < most
-            || oldest.is_some_and(|since| since + UNDISTURBED <= now)
+        may_add(&self.half_open, now, source, most, |half| half.since)
     }
 
     /// Makes room for one more half-open connection of a source; false when there is none.
@@ -230,23 +228,17 @@ impl ConnectionManager {
     /// Whether a source may be challenged once more. Challenges that were sent before the owner of a
     /// forged address was there stay unanswered, and must not keep it out for their timeout.
     pub(super) fn may_challenge(&self, now: Instant, source: Source, most: usize) -> bool {
-        let oldest = self.challenges.oldest(source).map(|(_, challenge)| challenge.since);
-        self.challenges.count_of(source) < most
-            || oldest.is_some_and(|since| since + UNDISTURBED <= now)
+        may_add(&self.challenges, now, source, most, |challenge| Some(challenge.since))
     }
 
     /// Adds a challenge until `until`; a source that has `most` loses its oldest.
     pub(super) fn add_challenge(&mut self, challenge: Challenge, most: usize, until: Instant) {
-        let (key, name) = (challenge.request.key(), challenge.names.0);
-        let source = challenge.request.from.into();
-        if self.challenges.count_of(source) >= most
-            && let Some((oldest, _)) = self.challenges.oldest(source)
-            && let Some(displaced) = self.challenges.remove(&oldest)
-        {
-            self.challenges_by_name.remove(&displaced.names.0);
-        }
-        self.challenges_by_name.insert(name, key);
-        if let Some((_, displaced)) = self.challenges.insert(key, challenge, Some(until)) {
+        let (key, source) = (challenge.request.key(), challenge.request.from.into());
+        self.challenges_by_name.insert(challenge.names.0, key);
+        let has_share = self.challenges.count_of(source) >= most;
+        let own = if has_share { self.challenges.remove_oldest(source) } else { None };
+        let other = self.challenges.insert(key, challenge, Some(until));
+        for (_, displaced) in own.into_iter().chain(other) {
             self.challenges_by_name.remove(&displaced.names.0);
         }
     }
@@ -373,4 +365,17 @@ impl ConnectionManager {
         }
         self.retries.remove(connection.local_comm);
     }
+}
+
+/// Whether a source may have one more entry of a table, of which each may have `most`: if need be in
+/// place of its oldest, since this time, which is [`UNDISTURBED`] for a while.
+fn may_add<V>(
+    table: &RequestTable<V>,
+    now: Instant,
+    source: Source,
+    most: usize,
+    since: impl Fn(&V) -> Option<Instant>,
+) -> bool {
+    let oldest = table.oldest(source).and_then(|(_, value)| since(value));
+    table.count_of(source) < most || oldest.is_some_and(|since| since + UNDISTURBED <= now)
 }
