@@ -43,6 +43,7 @@ const MOST_OPENED: u32 = 8;
 const MOST_DEFERRED: usize = 256;
 
 /// Resources held by the connections of one source without an admitted host.
+#[derive(Default)]
 struct Share {
     held: u32,
     /// Those that are not being closed.
@@ -57,18 +58,6 @@ struct Share {
     /// Number of those that are not confirmed, and the oldest of them.
     half_open: usize,
     oldest_half_open: Option<Oldest>,
-}
-
-impl Share {
-    const NONE: Share = Share {
-        held: 0,
-        open: 0,
-        excess: 0,
-        oldest: None,
-        idle: None,
-        half_open: 0,
-        oldest_half_open: None,
-    };
 }
 
 /// Order in which connections are displaced.
@@ -127,7 +116,7 @@ impl Census {
                 census.named += weight;
                 continue;
             }
-            let share = census.shares.entry(queue.source().into()).or_insert(Share::NONE);
+            let share = census.shares.entry(queue.source().into()).or_default();
             share.held += weight;
             match queue.is_closing() {
                 true => census.closing += weight,
