@@ -211,11 +211,13 @@ mutants: test-packages ## Break one line of the safety code at a time, and see t
 some-mutants: # Two of those of the daemon, others for each commit: for rdma and initiator alone, cargo builds their dependencies again
 	tests/mutants/run --sample 2 nvmfd
 
+# Its tests have built the programs with the simulated network.
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p initiator --test multipath -- neither_lost_nor_late
 	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair loses_no_update -- --nocapture
+	@$(MAKE) programs
 
 demo: ## Watch it: target and host on this machine, no adapter, no kernel module, no root
 	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator
