@@ -44,7 +44,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets side-by-side all-test-packages native zones ssh client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas guest-kernel test-programs guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit layouts doc budgets side-by-side all-test-packages native zones ssh client mdns monitoring images console-test release reproduce test-distributions test-readme test-attach test-stas compiled guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -66,24 +66,26 @@ build: programs ## Build everything: build/release/nvmfd, nvmfctl, nvmf
 	$(CARGO) build --release -p tests
 	@echo "built $(NVMFD)"
 
-# BUILT: they are built already, and cargo, which may build something else beside, need not be waited for.
 programs: # The programs alone: a third of the work
-	$(if $(BUILT),,$(CARGO) build --release -p nvmfd -p initiator)
+	$(CARGO) build --release -p nvmfd -p initiator
 
-test: all-test-packages guest-kernel format lint test-programs unit programs side-by-side guests ## Everything that has to pass before a change is merged
+test: all-test-packages format compiled unit side-by-side guests ## Everything that has to pass before a change is merged
 
 # At once, because each installation takes a while by itself.
 all-test-packages:
 	@$(call install,$(PACKAGES) $(TEST_PACKAGES) $(CEPH_PACKAGES) curl $(NATIVE_PACKAGES) $(MDNS_PACKAGES) $(CONSOLE_PACKAGES) $(SSH_PACKAGES))
 
+# What is run later: by tests, as it is released, and in guests. Compilers of one profile wait for each other, those of two fill both
+# CPUs; no test runs beside them. Where the kernel of the guests fails, `guests` says why.
+compiled: packages
+	@tests/side_by_side "$(MAKE) lint && $(CARGO) test --workspace --no-run --quiet" "$(MAKE) build" \
+	  "$(SUDO) tests/vm/vm --kind uml setup || true"
+
 # What waits more than it computes, beside what compiles. The targets of the first command use the same addresses, those of the second
 # the same build directory.
-side-by-side: all-test-packages programs
-	@tests/side_by_side "$(MAKE) BUILT=yes images native zones ssh client mdns monitoring" "$(MAKE) some-mutants layouts doc" \
+side-by-side: all-test-packages build
+	@tests/side_by_side "$(MAKE) images native zones ssh client mdns monitoring" "$(MAKE) some-mutants layouts doc" \
 	  "$(MAKE) budgets console-test"
-
-guest-kernel: # That of the guests is compiled beside what comes before them; where this fails, `guests` says why
-	@-$(SUDO) tests/vm/vm --kind uml setup --background
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -93,12 +95,6 @@ lint: packages # No warning, with and without the provider verbs
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 	@tree=$$($(CARGO) tree -p nvmfd -p initiator -e normal,build,features); \
 	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
-
-# The kernel is compiled with nice 19. Linux 6.18 starves its own threads beside such a program: writes of tests wait at their device
-# for half a minute.
-test-programs: packages # What tests run is compiled, and so is the kernel of the guests
-	$(CARGO) test --workspace --no-run --quiet
-	@-$(SUDO) tests/vm/vm --kind uml setup
 
 # They wait for a third of their time.
 unit: test-packages # Tests on this machine
