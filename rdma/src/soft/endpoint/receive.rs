@@ -470,7 +470,9 @@ mod tests {
     use crate::soft::cm::connection::{Connection, LocalParameters};
     use crate::soft::config::Config;
     use crate::soft::endpoint::receive::*;
-    use crate::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
+    use crate::wire::header::{
+        Bth, DEFAULT_PKEY, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES,
+    };
     use crate::wire::icrc::{Flow, Icrc};
     use crate::wire::opcode::Opcode;
     use crate::wire::psn::{Psn, Qpn};
@@ -508,8 +510,13 @@ mod tests {
 
     /// The datagram of a message of connection management.
     fn datagram(flow: Flow, mad: &[u8; MAD_BYTES]) -> Vec<u8> {
-        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::default());
-        let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
+        keyed_datagram(flow, (DEFAULT_PKEY, GSI_QKEY), mad)
+    }
+
+    /// The same with a partition key and a queue key.
+    fn keyed_datagram(flow: Flow, (pkey, qkey): (u16, u32), mad: &[u8; MAD_BYTES]) -> Vec<u8> {
+        let bth = Bth { pkey, ..Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::default()) };
+        let deth = Some(Deth { qkey, source: Qpn::GSI });
         let head = HeaderBytes::emit(&bth, &Extended { deth, ..Extended::default() });
         let mut bytes = [head.as_slice(), mad].concat();
         let first: [u8; Bth::BYTES] = *bytes.first_chunk().unwrap();
@@ -638,6 +645,31 @@ mod tests {
             let bytes = datagram(Flow { source: from, destination: to }, &mad);
             endpoint.handle(Instant::now(), from, to, 0, &bytes, pool.region());
             assert_eq!(endpoint.counters()[outcome], 1 + u64::from(to.ip().is_multicast()), "{to}");
+        }
+        assert!(endpoint.poll_event().is_some() && endpoint.poll_event().is_none());
+    }
+
+    /// We are a full member of the default partition, so messages of limited members are handled.
+    #[test]
+    fn messages_of_another_partition_or_queue_key_are_dropped() {
+        let pool = pool();
+        let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
+        endpoint.listen("10.0.0.1:4420".parse().unwrap());
+        let [source, destination] =
+            [[10, 0, 0, 2], [10, 0, 0, 1]].map(|ip| SocketAddr::from((ip, 4791)));
+        let limited = DEFAULT_PKEY & 0x7fff;
+        for (keys, outcome) in [
+            ((0x8001, GSI_QKEY), DatagramOutcome::Partition),
+            ((0x7ffe, GSI_QKEY), DatagramOutcome::Partition),
+            ((DEFAULT_PKEY, GSI_QKEY + 1), DatagramOutcome::Unfit),
+            ((DEFAULT_PKEY, 0), DatagramOutcome::Unfit),
+            ((limited, GSI_QKEY), DatagramOutcome::Message),
+        ] {
+            let mad = request(source.ip(), destination.ip(), 7);
+            let bytes = keyed_datagram(Flow { source, destination }, keys, &mad);
+            let before = endpoint.counters()[outcome];
+            endpoint.handle(Instant::now(), source, destination, 0, &bytes, pool.region());
+            assert_eq!(endpoint.counters()[outcome], before + 1, "{keys:x?}");
         }
         assert!(endpoint.poll_event().is_some() && endpoint.poll_event().is_none());
     }
