@@ -75,15 +75,17 @@ test: all-test-packages format compiled unit side-by-side guests ## Everything t
 all-test-packages:
 	@$(call install,$(PACKAGES) $(TEST_PACKAGES) $(CEPH_PACKAGES) curl $(NATIVE_PACKAGES) $(MDNS_PACKAGES) $(CONSOLE_PACKAGES) $(SSH_PACKAGES))
 
-# What is run later: by tests, as it is released, and in guests. Compilers of one profile wait for each other, those of two fill both
-# CPUs; no test runs beside them. Where the kernel of the guests fails, `guests` says why.
-compiled: packages
+# Compilers of one profile wait for each other, those of two fill both CPUs: here everything is compiled that later steps run, and no
+# test runs beside it. Where the kernel of the guests fails, `guests` says why. sudo could ask for no password beside other commands.
+compiled: packages # Tests, programs and the kernel of the guests are compiled
+	@$(SUDO) true
 	@tests/side_by_side "$(MAKE) lint && $(CARGO) test --workspace --no-run --quiet" "$(MAKE) build" \
 	  "$(SUDO) tests/vm/vm --kind uml setup || true"
 
 # What waits more than it computes, beside what compiles. The targets of the first command use the same addresses, those of the second
 # the same build directory.
 side-by-side: all-test-packages build
+	@$(SUDO) true
 	@tests/side_by_side "$(MAKE) images native zones ssh client mdns monitoring" "$(MAKE) some-mutants layouts doc" \
 	  "$(MAKE) budgets console-test"
 
